@@ -1,0 +1,61 @@
+"""Muninn: certified caching for trajectory diffusion. The public verbs, and nothing else."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muninn.cached import CachedPlanner, cache
+    from muninn.certificate import Certificate
+    from muninn.certify import calibrate
+    from muninn.errors import MuninnError
+    from muninn.planner import Planner
+    from muninn.record import Record
+    from muninn.schedule import Schedule
+    from muninn.solvers import ddim, ddpm, euler
+    from muninn.tuning import tune
+    from muninn.units import Episodes
+
+_HOME = {
+    "CachedPlanner": "cached",
+    "Certificate": "certificate",
+    "Episodes": "units",
+    "MuninnError": "errors",
+    "Planner": "planner",
+    "Record": "record",
+    "Schedule": "schedule",
+    "cache": "cached",
+    "calibrate": "certify",
+    "ddim": "solvers",
+    "ddpm": "solvers",
+    "euler": "solvers",
+    "tune": "tuning",
+}
+
+__all__ = [
+    "CachedPlanner",
+    "Certificate",
+    "Episodes",
+    "MuninnError",
+    "Planner",
+    "Record",
+    "Schedule",
+    "cache",
+    "calibrate",
+    "ddim",
+    "ddpm",
+    "euler",
+    "tune",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a verb on first use, so that a training script does not pay for scipy."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'muninn' has no attribute {name!r}; it has {__all__}")
+    return getattr(import_module(f"muninn.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

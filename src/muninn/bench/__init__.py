@@ -1,0 +1,1 @@
+"""Benchmark worlds: problems, data, and closed-loop checks that a plan works."""

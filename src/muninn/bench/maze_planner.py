@@ -1,0 +1,76 @@
+"""The bundled Maze2D planner: teacher network, DDIM sampler, inpainted start and goal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from muninn.bench.maze import MazeProblem
+from muninn.context import Context
+from muninn.errors import InputError
+from muninn.planner import Planner
+from muninn.planners.teacher import Teacher, load_teacher
+from muninn.sampler import Sampler
+from muninn.solvers import ddim
+
+STATE_CHANNELS = 4
+
+
+@dataclass(frozen=True)
+class InpaintedDenoiser:
+    """A network that needs no context beyond what is inpainted into its input."""
+
+    network: nn.Module
+
+    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        prediction: Tensor = self.network(x, timestep)
+        return prediction
+
+
+def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
+    """Write start and goal states (batch, 2, 4) into first and last frames of plans, in place."""
+    x[:, :: x.shape[1] - 1, :STATE_CHANNELS] = context
+    return x
+
+
+def maze_planner(teacher: Teacher, sampler: Sampler | None = None) -> Planner:
+    """Diffuser as published, with DDIM: x0 prediction, clipping, every training step."""
+    network = teacher.network
+    weight = next(network.parameters())
+    return Planner(
+        denoiser=InpaintedDenoiser(network),
+        sampler=sampler or ddim(teacher.schedule, kind="sample", clip=1.0),
+        shape=(teacher.horizon, len(teacher.low)),
+        condition=inpaint_ends,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+
+
+def maze_contexts(teacher: Teacher, problems: Sequence[MazeProblem]) -> Tensor:
+    """Normalised start and goal states, (problems, 2, 4); goals are at rest."""
+    start = np.array([problem.start for problem in problems])
+    goal = np.array([np.concatenate([problem.goal, [0.0, 0.0]]) for problem in problems])
+    ends = torch.tensor(np.stack([start, goal], axis=1), dtype=torch.float32)
+    return teacher.normalise(ends).to(next(teacher.network.parameters()).device)
+
+
+def find_models() -> Path:
+    """The directory of bundled models: in the working directory or beside the source tree."""
+    for folder in (Path("models"), Path(__file__).parents[3] / "models"):
+        if (folder / "maze2d" / "teacher.safetensors").is_file():
+            return folder
+    raise InputError(
+        "models/maze2d/teacher.safetensors was not found; run from the project's root, or train "
+        "a teacher with `muninn train`"
+    )
+
+
+def bundled_teacher() -> Teacher:
+    """The trained teacher that comes with the project."""
+    return load_teacher(find_models() / "maze2d" / "teacher.safetensors")

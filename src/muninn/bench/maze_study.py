@@ -1,0 +1,166 @@
+"""Maze2D from problems to a run folder: compare with the alternatives, keep the raw data.
+
+A run folder holds ``result.json`` (schema: docs/architecture.md), ``calls.safetensors`` (every
+array behind it) and, after calibration, the certificate. ``muninn report`` draws it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import torch
+
+from muninn.bench.maze import MazeProblem, sample_problems
+from muninn.bench.maze_planner import find_models, maze_contexts, maze_planner
+from muninn.bench.protocol import Outcomes, Success, compare, summarise
+from muninn.cached import cache
+from muninn.certificate import Certificate
+from muninn.errors import InputError
+from muninn.metrics import resolve
+from muninn.paired import PairedCalls, call_seed
+from muninn.plan import Family
+from muninn.planner import Planner
+from muninn.planners.teacher import Teacher
+from muninn.progress import bars
+from muninn.schedule import FloatArray
+
+TUNE, CALIBRATE, TEST = 1, 2, 3
+"""Streams of problems: split by purpose, so that no call serves two."""
+
+
+@dataclass(frozen=True)
+class MazeStudy:
+    """A teacher, its planner, and reproducible streams of problems.
+
+    Attributes:
+        teacher: the network and its coordinates.
+        planner: what is cached.
+        seed: of every problem and noise.
+    """
+
+    teacher: Teacher
+    planner: Planner
+    seed: int
+
+    @classmethod
+    def of(cls, teacher: Teacher, seed: int) -> MazeStudy:
+        """The study of a teacher with its standard planner."""
+        return cls(teacher, maze_planner(teacher), seed)
+
+    def problems(self, stream: int, count: int) -> list[MazeProblem]:
+        """Fresh problems of one purpose."""
+        return sample_problems(count, seed=call_seed(self.seed, stream) % 2**31)
+
+    def contexts(self, stream: int, count: int) -> torch.Tensor:
+        """Their contexts, (count, 2, 4)."""
+        return maze_contexts(self.teacher, self.problems(stream, count))
+
+    def evaluate(
+        self,
+        certificate: Certificate,
+        out: Path,
+        *,
+        calls: int,
+        timed: int,
+        drive: bool,
+        command: str,
+        progress: bool = True,
+    ) -> dict[str, Any]:
+        """Compare the certified planner with the alternatives on held-out calls; write a folder."""
+        if certificate.tolerance is None:
+            raise InputError("this study reports one tolerance; certify a number, not a function")
+        problems = self.problems(TEST, calls)
+        paired = PairedCalls(
+            self.planner,
+            maze_contexts(self.teacher, problems),
+            calls,
+            resolve(certificate.metric)[1],
+            call_seed(self.seed, TEST, 1),
+        )
+        fast = cache(self.planner, certificate)
+        with bars(progress) as task:
+            outcomes = compare(
+                fast,
+                paired,
+                timed=timed,
+                task=task,
+                success=self._success(problems) if drive else None,
+            )
+        result = summarise(
+            fast,
+            outcomes,
+            certificate.tolerance,
+            planner_name="Diffuser on Maze2D-large",
+            command=command,
+        )
+        self._write(out, result, outcomes, problems)
+        return result
+
+    def _success(self, problems: list[MazeProblem]) -> Success:
+        from muninn.bench.maze_rollout import follow
+
+        def success(call: int, trajectory: FloatArray) -> bool:
+            plan = self.teacher.unnormalise(torch.tensor(trajectory, dtype=torch.float32))
+            return bool(follow(problems[call], plan.double().numpy(), seed=call))
+
+        return success
+
+    def _write(
+        self,
+        out: Path,
+        result: dict[str, Any],
+        outcomes: list[Outcomes],
+        problems: list[MazeProblem],
+    ) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+        arrays: dict[str, Any] = {
+            "start": np.array([problem.start for problem in problems]),
+            "goal": np.array([problem.goal for problem in problems]),
+        }
+        for outcome in outcomes:
+            world = self.teacher.unnormalise(torch.tensor(outcome.trajectories)).numpy()
+            arrays[f"{outcome.name}.positions"] = world[..., :2].astype(np.float32)
+            arrays[f"{outcome.name}.deviation"] = outcome.deviation
+            arrays[f"{outcome.name}.evaluations"] = outcome.evaluations
+            arrays[f"{outcome.name}.seconds"] = outcome.seconds
+            for name in ("success", "bound", "estimate", "evaluated"):
+                values = getattr(outcome, name)
+                if values is not None:
+                    arrays[f"{outcome.name}.{name}"] = values
+        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
+        safetensors.numpy.save_file(arrays, out / "calls.safetensors")
+
+
+def save_family(path: Path, family: Family, seed: int, command: str) -> None:
+    """Write a family with the seed of the calls it was tuned on."""
+    document = {"command": command, "seed": seed, "family": family.to_json()}
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def load_family(path: Path, seed: int) -> Family:
+    """A frozen family, for certification with problems of ``seed``.
+
+    Raises:
+        InputError: no such file, or the family was tuned on problems of the same seed: a family
+            must be certified on calls that had no part in choosing it.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} was not found; make one with `muninn calibrate --save-family`")
+    document = json.loads(path.read_text())
+    if document["seed"] == seed:
+        raise InputError(
+            f"{path} was tuned on problems of seed {seed}; certify it with another seed, so that "
+            "no call serves both"
+        )
+    return Family.from_json(document["family"])
+
+
+def bundled_family(seed: int) -> Family:
+    """The committed plan family of the bundled teacher."""
+    return load_family(find_models() / "maze2d" / "family.json", seed)

@@ -1,0 +1,104 @@
+"""The verb of deployment: a planner plus its certificate is a fast planner."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.certificate import Certificate
+from muninn.context import Context
+from muninn.errors import CertificateError, InputError
+from muninn.plan import Program
+from muninn.planner import Noise, Planner
+from muninn.record import Record
+from muninn.runtime import OnFailure, Runtime, log_once
+
+OnMismatch = Literal["error", "full"]
+
+
+class CachedPlanner:
+    """Runs the certified program. Build it with :func:`cache`.
+
+    Attributes:
+        planner: the user's planner, untouched.
+        certificate: the promise, or None where full compute runs instead.
+        reason: why full compute runs instead of the certified program, or None.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        certificate: Certificate | None,
+        on_failure: OnFailure,
+        reason: str | None = None,
+    ) -> None:
+        self.planner = planner
+        self.certificate = certificate
+        self.reason = reason
+        program = Program.full(planner.sampler.kind) if certificate is None else certificate.program
+        self._runtime = Runtime(planner, program, on_failure=on_failure)
+
+    def __call__(
+        self,
+        context: Context = None,
+        *,
+        noise: Noise | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Record]:
+        """Trajectories (batch, horizon, dim) and a record of what they took.
+
+        Takes what :meth:`Planner.sample` takes. ``record.bound`` bounds the deviation of each row
+        with probability ``1 - risk`` on average over calls; ``record.rank`` places its error
+        estimate among the calibration calls.
+        """
+        trajectory, record = self._runtime(context, noise=noise, generator=generator)
+        if self.certificate is None:
+            return trajectory, replace(record, fallback=(self.reason,) * len(trajectory))
+        kept = np.array([reason is None for reason in record.fallback])
+        bound = np.where(kept, self.certificate.bound(record.estimate), 0.0)
+        return trajectory, replace(record, bound=bound, rank=self.certificate.rank(record.estimate))
+
+
+def cache(
+    planner: Planner,
+    certificate: Certificate | str | Path,
+    *,
+    on_mismatch: OnMismatch = "error",
+    on_failure: OnFailure = "full",
+) -> CachedPlanner:
+    """A fast planner that keeps its certificate's promise.
+
+    Args:
+        planner: the planner that was calibrated.
+        certificate: the certificate, or the path of its file.
+        on_mismatch: what to do if the file cannot be read or was made for another program:
+            ``error`` raises, ``full`` runs full compute and says so in every record.
+        on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
+            compute for it, ``error`` raises.
+
+    Raises:
+        CertificateError: names the fields that differ, with ``on_mismatch="error"``.
+    """
+    if on_mismatch not in ("error", "full"):
+        raise InputError(f"on_mismatch is 'error' or 'full', got {on_mismatch!r}")
+    try:
+        if not isinstance(certificate, Certificate):
+            certificate = Certificate.load(certificate)
+        differences = certificate.mismatches(planner)
+        if differences:
+            raise CertificateError(
+                "the certificate was made for another program: "
+                + "; ".join(differences)
+                + ". Calibrate this planner, or pass on_mismatch='full' to run it uncached"
+            )
+    except CertificateError as error:
+        if on_mismatch == "error":
+            raise
+        log_once(f"running full compute: {error}")
+        return CachedPlanner(planner, None, on_failure, str(error))
+    return CachedPlanner(planner, certificate, on_failure)

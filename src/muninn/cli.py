@@ -1,0 +1,235 @@
+"""The command line: muninn demo | train | calibrate | evaluate | report | inspect | bench."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from muninn.errors import InputError, MuninnError
+
+if TYPE_CHECKING:
+    from muninn.planners.teacher import Teacher
+
+app = typer.Typer(
+    help="Certified caching for trajectory diffusion: fast plans, close to full compute.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+bench = typer.Typer(help="Benchmarks whose raw numbers are committed under results/.")
+app.add_typer(bench, name="bench", no_args_is_help=True)
+console = Console()
+
+Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
+ToleranceOption = Annotated[float, typer.Option(help="Largest deviation, in units of the metric.")]
+RiskOption = Annotated[float, typer.Option(help="Share of calls that may exceed the tolerance.")]
+ConfidenceOption = Annotated[
+    float, typer.Option(help="Confidence over calibration draws; 0 for the marginal certificate.")
+]
+MetricOption = Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")]
+TeacherOption = Annotated[
+    Path | None, typer.Option(help="Teacher file; the bundled Maze2D planner by default.")
+]
+
+
+def main() -> None:
+    """Run the command line; a Muninn error is one clear line and exit code 2."""
+    try:
+        app()
+    except MuninnError as error:
+        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        sys.exit(2)
+
+
+def _command() -> str:
+    return shlex.join(["muninn", *sys.argv[1:]])
+
+
+@app.command()
+def demo(
+    calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 320,
+    test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 250,
+    timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 50,
+    tolerance: ToleranceOption = 0.002,
+    risk: RiskOption = 0.05,
+    confidence: ConfidenceOption = 0.95,
+    seed: Seed = 0,
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
+) -> None:
+    """Certify the bundled Maze2D planner live, race it against the alternatives, write a report."""
+    from muninn.bench.maze_planner import bundled_teacher
+    from muninn.bench.maze_study import CALIBRATE, MazeStudy, bundled_family
+    from muninn.bench.report import write_report
+    from muninn.bench.tables import print_result
+    from muninn.certify import calibrate as certify
+
+    study = MazeStudy.of(bundled_teacher(), seed)
+    console.print(f"[bold]1. Certify[/] on {calls} fresh calls: {tolerance:g} at risk {risk:g}")
+    certificate = certify(
+        study.planner,
+        study.contexts(CALIBRATE, calls),
+        tolerance=tolerance,
+        risk=risk,
+        confidence=confidence or None,
+        family=bundled_family(seed),
+        seed=seed,
+        resume=out / "calibration.jsonl",
+    )
+    certificate.save(out / "maze2d.muninn.safetensors")
+    console.print(certificate.promise())
+    console.print(f"[bold]2. Plan[/] {test_calls} held-out calls with every method")
+    result = study.evaluate(
+        certificate,
+        out,
+        calls=test_calls,
+        timed=timed,
+        drive=True,
+        command=_command(),
+    )
+    print_result(console, result)
+    report_path = write_report(out)
+    console.print(f"[bold]3. Read[/] {report_path} and {out / 'result.json'}")
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Argument(help="Folder for the teacher, its curve and checkpoint.")],
+    data: Annotated[Path, typer.Option(help="Data file; made if it does not exist.")] = Path(
+        "data/maze2d-large.npz"
+    ),
+    runs: Annotated[int, typer.Option(help="Runs to record if the data file is made.")] = 30_000,
+    minutes: Annotated[float, typer.Option(help="Time budget of the training.")] = 15.0,
+    resume: Annotated[Path | None, typer.Option(help="Checkpoint to continue from.")] = None,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    seed: Seed = 0,
+) -> None:
+    """Train a Maze2D teacher; records the data first where it is missing."""
+    from muninn.bench.maze_data import generate
+    from muninn.planners.train import TrainingConfig
+    from muninn.planners.train import train as fit
+
+    if not data.exists():
+        generate(data, runs, seed, processes=2)
+    config = TrainingConfig(
+        data=data,
+        out=out,
+        minutes=minutes,
+        resume=resume,
+        device=device,
+        fast=device == "cuda",
+        seed=seed,
+    )
+    console.print(f"wrote {fit(config)}")
+
+
+@app.command()
+def calibrate(
+    out: Annotated[Path, typer.Argument(help="Certificate file to write.")],
+    calls: Annotated[int, typer.Option(help="Calls in all, tuning included.")] = 600,
+    tolerance: ToleranceOption = 0.05,
+    risk: RiskOption = 0.05,
+    confidence: ConfidenceOption = 0.95,
+    metric: MetricOption = "rms_step",
+    objective: Annotated[str, typer.Option(help="What tuning minimises: evaluations or time.")] = (
+        "evaluations"
+    ),
+    family: Annotated[Path | None, typer.Option(help="Frozen family file; skips tuning.")] = None,
+    save_family: Annotated[Path | None, typer.Option(help="Also write the tuned family.")] = None,
+    teacher: TeacherOption = None,
+    seed: Seed = 0,
+) -> None:
+    """Tune and certify a cache for a Maze2D planner; resumes if interrupted."""
+    from muninn.bench import maze_study
+    from muninn.bench.tables import print_certificate
+    from muninn.certify import calibrate as certify
+
+    if objective not in ("evaluations", "time"):
+        raise InputError(f"--objective is evaluations or time, got {objective!r}")
+    study = maze_study.MazeStudy.of(_teacher(teacher), seed)
+    certificate = certify(
+        study.planner,
+        study.contexts(maze_study.CALIBRATE, calls),
+        tolerance=tolerance,
+        risk=risk,
+        confidence=confidence or None,
+        metric=metric,
+        family=None if family is None else maze_study.load_family(family, seed),
+        objective="time" if objective == "time" else "evaluations",
+        seed=seed,
+        resume=out.with_suffix(".jsonl"),
+    )
+    certificate.save(out)
+    if save_family is not None:
+        maze_study.save_family(save_family, certificate.family, seed, _command())
+    print_certificate(console, certificate)
+
+
+@app.command()
+def evaluate(
+    certificate: Annotated[Path, typer.Argument(help="Certificate file.")],
+    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluate"),
+    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 500,
+    timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 50,
+    drive: Annotated[bool, typer.Option(help="Drive every plan in the environment.")] = True,
+    teacher: TeacherOption = None,
+    seed: Seed = 0,
+) -> None:
+    """Compare a certified planner with full compute, fewer steps and fixed skipping."""
+    from muninn.bench.maze_study import MazeStudy
+    from muninn.bench.tables import print_result
+    from muninn.certificate import Certificate
+
+    study = MazeStudy.of(_teacher(teacher), seed)
+    result = study.evaluate(
+        Certificate.load(certificate),
+        out,
+        calls=calls,
+        timed=timed,
+        drive=drive,
+        command=_command(),
+    )
+    print_result(console, result)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Run folder with result.json.")]) -> None:
+    """Draw a run folder as one self-contained page, report.html."""
+    from muninn.bench.report import write_report
+
+    console.print(f"wrote {write_report(run)}")
+
+
+@app.command()
+def inspect(certificate: Annotated[Path, typer.Argument(help="Certificate file.")]) -> None:
+    """Print a certificate for a person."""
+    from muninn.bench.tables import print_certificate
+    from muninn.certificate import Certificate
+
+    print_certificate(console, Certificate.load(certificate))
+
+
+@bench.command()
+def coverage(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/coverage"),
+    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Check the certificate itself: hundreds of calibrations, each deployed on fresh calls."""
+    from muninn.bench.coverage import run_coverage
+
+    run_coverage(out, quick=quick, seed=seed)
+
+
+def _teacher(path: Path | None) -> Teacher:
+    from muninn.bench.maze_planner import bundled_teacher
+    from muninn.planners.teacher import load_teacher
+
+    return bundled_teacher() if path is None else load_teacher(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Batched contexts: what a planner is told about each call.
+
+A context is None, a tensor, or a nest of dicts, tuples and lists of them. Every tensor
+has the batch as its first dimension; anything else (strings, numbers, modules) is shared by all
+rows and passed through untouched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muninn.errors import InputError
+
+Context = Any
+
+
+def _map(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
+    if isinstance(context, Tensor):
+        return change(context)
+    if isinstance(context, dict):
+        return {key: _map(value, change) for key, value in context.items()}
+    if isinstance(context, tuple | list):
+        values = [_map(value, change) for value in context]
+        named = hasattr(context, "_fields")  # a named tuple takes its values one by one
+        return type(context)(*values) if named else type(context)(values)
+    return context
+
+
+def tensors(context: Context, path: str = "context") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the nest with a readable path to it."""
+    if isinstance(context, Tensor):
+        yield path, context
+    elif isinstance(context, dict):
+        for key, value in context.items():
+            yield from tensors(value, f"{path}[{key!r}]")
+    elif isinstance(context, tuple | list):
+        for position, value in enumerate(context):
+            yield from tensors(value, f"{path}[{position}]")
+
+
+def select(context: Context, rows: Tensor | slice) -> Context:
+    """The same nest with only the given rows of every tensor."""
+    if isinstance(rows, slice) and rows == slice(None):
+        return context
+    return _map(context, lambda tensor: tensor[rows])
+
+
+def concatenate(contexts: list[Context]) -> Context:
+    """One batched context from several of the same structure."""
+    first = contexts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(contexts)
+    if isinstance(first, dict):
+        return {key: concatenate([context[key] for context in contexts]) for key in first}
+    if isinstance(first, tuple | list):
+        return type(first)(
+            concatenate([context[place] for context in contexts]) for place in range(len(first))
+        )
+    return first
+
+
+def to_device(context: Context, device: torch.device) -> Context:
+    """The same nest with every tensor on ``device``."""
+    return _map(context, lambda tensor: tensor.to(device))
+
+
+def batch_size(context: Context) -> int | None:
+    """Rows of the context, or None if it holds no tensor.
+
+    Raises:
+        InputError: if tensors disagree, are 0-dimensional, or hold no row.
+    """
+    size: int | None = None
+    first = ""
+    for path, tensor in tensors(context):
+        if tensor.ndim == 0:
+            raise InputError(f"{path} has no batch dimension; give it shape (batch, ...)")
+        if size is not None and tensor.shape[0] != size:
+            raise InputError(
+                f"{path} has {tensor.shape[0]} rows but {first} has {size}; "
+                "every tensor of a context needs one row per call"
+            )
+        size, first = int(tensor.shape[0]), first or path
+    if size == 0:
+        raise InputError("the context is empty; give at least one call")
+    return size
+
+
+def digest(context: Context) -> str:
+    """Content hash of every tensor, to tell one set of calls from another."""
+    state = hashlib.sha256()
+    for path, tensor in tensors(context):
+        data = tensor.detach().cpu().contiguous()
+        state.update(f"{path}{tuple(data.shape)}{data.dtype}".encode())
+        state.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()[:16]

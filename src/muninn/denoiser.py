@@ -1,0 +1,218 @@
+"""The denoiser seam: any callable, with guidance composed into one effective prediction.
+
+The runtime sees one function ``denoiser(x, timestep, context) -> prediction``. Guidance wraps it
+in another function of the same signature, so a step that is forecast skips *all* of its forwards
+and gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from muninn.context import Context
+from muninn.errors import DenoiserError, InputError
+from muninn.sampler import Sampler
+
+
+class Denoiser(Protocol):
+    """Predicts at state ``x`` (batch, ...) and ``timestep`` (batch,); returns the shape of x."""
+
+    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class ClassifierFreeGuidance:
+    """Classifier-free guidance: ``unconditional + scale * (conditional - unconditional)``.
+
+    Attributes:
+        denoiser: the network.
+        unconditional: maps a context to its unconditional twin (drops the label, zeroes it, ...).
+        scale: 1 is the conditional prediction, 0 the unconditional one.
+    """
+
+    denoiser: Denoiser
+    unconditional: Callable[[Context], Context]
+    scale: float
+
+    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        conditional = self.denoiser(x, timestep, context)
+        baseline = self.denoiser(x, timestep, self.unconditional(context))
+        return baseline + self.scale * (conditional - baseline)
+
+    def describe(self) -> dict[str, Any]:
+        """Identity for certificates."""
+        return {
+            "guidance": "classifier-free",
+            "scale": self.scale,
+            "denoiser": _described(self.denoiser),
+        }
+
+
+class GradientGuidance:
+    """Adds the gradient of an objective to the score, in the network's own parameterisation.
+
+    With ``g = scale * d objective / d x`` the score moves by ``+g``. Since
+    ``score = -eps / noise``, epsilon moves by ``-noise * g``, and the other parameterisations by
+    what that implies (``sample`` by ``+noise^2 / signal * g``, and so on). The objective is to be
+    *maximised*; the gradient is computed only where the denoiser is evaluated.
+
+    Args:
+        denoiser: the network.
+        objective: ``objective(x, timestep, context) -> (batch,)``, differentiable in x.
+        scale: strength of the guidance.
+        sampler: tells signal and noise levels of each timestep.
+    """
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        objective: Callable[[Tensor, Tensor, Context], Tensor],
+        scale: float,
+        sampler: Sampler,
+    ) -> None:
+        self.denoiser = denoiser
+        self.objective = objective
+        self.scale = scale
+        self._kind = sampler.kind
+        # d prediction / d eps at fixed x, from x = signal * x0 + noise * eps
+        factors = {}
+        for step in sampler.steps:
+            if sampler.kind == "epsilon":
+                slope = 1.0
+            elif step.signal == 0.0:
+                slope = 0.0  # pure noise: the state does not yet depend on the trajectory
+            elif sampler.kind == "sample":
+                slope = -step.noise / step.signal
+            else:
+                slope = sampler.velocity_sign / step.signal
+            factors[float(step.timestep)] = -step.noise * slope
+        self._times = torch.tensor(list(factors), dtype=torch.float64)
+        self._factors = torch.tensor(list(factors.values()), dtype=torch.float64)
+
+    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        prediction = self.denoiser(x, timestep, context)
+        with torch.enable_grad():
+            point = x.detach().requires_grad_(True)
+            value = self.objective(point, timestep, context)
+            (gradient,) = torch.autograd.grad(value.sum(), point)
+        distance = (timestep.detach().cpu().double()[:, None] - self._times).abs()
+        factor = self._factors[distance.argmin(dim=1)].to(x)
+        return prediction + self.scale * factor.view(-1, *[1] * (x.ndim - 1)) * gradient
+
+    def describe(self) -> dict[str, Any]:
+        """Identity for certificates."""
+        return {
+            "guidance": "gradient",
+            "scale": self.scale,
+            "objective": getattr(self.objective, "__qualname__", type(self.objective).__name__),
+            "denoiser": _described(self.denoiser),
+        }
+
+
+def _described(denoiser: Any) -> Any:
+    """The guidance a denoiser carries itself, or None."""
+    describe = getattr(denoiser, "describe", None)
+    return describe() if callable(describe) else None
+
+
+def check_prediction(prediction: Any, x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The prediction, if a sampler can use it.
+
+    Args:
+        prediction: what the denoiser returned.
+        x: the state it was given.
+        dtype: what it returned at its first evaluation of this call, or None.
+
+    Raises:
+        DenoiserError: wrong type, shape, device or dtype. NaN is the caller's to judge, per row.
+    """
+    if not isinstance(prediction, Tensor):
+        raise DenoiserError(
+            f"the denoiser returned {type(prediction).__name__}, not a tensor; wrap it so that it "
+            "returns the prediction only"
+        )
+    if prediction.shape != x.shape:
+        raise DenoiserError(
+            f"the denoiser returned shape {tuple(prediction.shape)} for a state of shape "
+            f"{tuple(x.shape)}; a prediction must have the shape of the state"
+        )
+    if prediction.device != x.device:
+        raise DenoiserError(
+            f"the denoiser returned a tensor on {prediction.device} for a state on {x.device}; "
+            "move the network and the planner to one device"
+        )
+    if not prediction.is_floating_point() or (dtype is not None and prediction.dtype != dtype):
+        raise DenoiserError(
+            f"the denoiser returned {prediction.dtype}"
+            + (f" after {dtype} earlier in the same call" if dtype else "")
+            + "; it must return one floating-point dtype throughout a call"
+        )
+    return prediction
+
+
+def _parts(holder: Any) -> list[Any]:
+    """What an object can reach its weights through, in a fixed order."""
+    if isinstance(holder, dict):
+        return list(holder.values())
+    if isinstance(holder, list | tuple):
+        return list(holder)
+    parts: list[Any] = []
+    if isinstance(holder, functools.partial):
+        parts += [holder.func, *holder.args, *holder.keywords.values()]
+    if isinstance(holder, FunctionType):
+        for cell in holder.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a cell that is still empty
+                parts.append(cell.cell_contents)
+        names = [name for name in holder.__code__.co_names if name in holder.__globals__]
+        parts += [holder.__globals__[name] for name in names]
+    parts.append(getattr(holder, "__self__", None))
+    parts += list(getattr(holder, "__dict__", {}).values())
+    return parts
+
+
+def _weights(holder: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor a denoiser computes with: weights of modules, closures, globals, attributes."""
+    if depth > 5 or id(holder) in seen or isinstance(holder, ModuleType | type | str | bytes):
+        return
+    seen.add(id(holder))
+    if isinstance(holder, nn.Module):
+        for name, value in holder.state_dict().items():
+            if isinstance(value, Tensor):
+                yield f"{type(holder).__qualname__}.{name}", value
+    elif isinstance(holder, Tensor):
+        yield "tensor", holder
+    else:
+        for part in _parts(holder):
+            yield from _weights(part, seen, depth + 1)
+
+
+def fingerprint(denoiser: Denoiser) -> dict[str, Any]:
+    """Identity of a denoiser: hash of every weight it can reach, its name, and its guidance.
+
+    ``weights`` is None where no tensor was found: then a certificate cannot tell this denoiser
+    from another of the same name.
+    """
+    if not callable(denoiser):
+        raise InputError(f"a denoiser must be callable, got {type(denoiser).__name__}")
+    state = hashlib.sha256()
+    count = 0
+    for name, value in _weights(denoiser, set()):
+        data = value.detach().cpu().contiguous()
+        state.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
+        state.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+        count += data.numel()
+    return {
+        "denoiser": getattr(denoiser, "__qualname__", type(denoiser).__qualname__),
+        "parameters": count,
+        "weights": state.hexdigest()[:32] if count else None,
+        "guidance": _described(denoiser),
+    }

@@ -1,0 +1,134 @@
+"""Paired runs: a program and full compute on the same calls with the same noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from muninn.context import Context, batch_size, select
+from muninn.errors import DenoiserError, InputError
+from muninn.metrics import Metric, Tolerance, measure, tolerances
+from muninn.plan import Program
+from muninn.planner import Noise, Planner
+from muninn.runtime import Runtime
+from muninn.schedule import FloatArray
+
+
+def call_seed(seed: int, *position: int) -> int:
+    """Seed of one call's noise, independent of batch, split and order.
+
+    The length is hashed too: a SeedSequence pads with zeros, so that an episode's own seed would
+    else be the seed of its first call, and a world drawn from it would know the noise.
+    """
+    entropy = np.random.SeedSequence([seed, len(position), *position]).generate_state(2, np.uint32)
+    return int(entropy[0]) << 31 | int(entropy[1]) >> 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Outcome of a program on some calls, one entry per call.
+
+    Attributes:
+        deviation: from the full trajectory, in the metric.
+        estimate: accumulated error estimate of the runtime.
+        evaluations: denoiser evaluations.
+    """
+
+    deviation: FloatArray
+    estimate: FloatArray
+    evaluations: npt.NDArray[np.int64]
+
+    @classmethod
+    def join(cls, parts: list[Measured]) -> Measured:
+        """One after the other."""
+        return cls(
+            np.concatenate([part.deviation for part in parts]),
+            np.concatenate([part.estimate for part in parts]),
+            np.concatenate([part.evaluations for part in parts]),
+        )
+
+
+def full_compute(reference: Planner, context: Context, noise: Noise) -> Tensor:
+    """Trajectories of full compute, the noise cast to the reference's precision.
+
+    Raises:
+        DenoiserError: a trajectory is not finite.
+    """
+    if noise.initial.dtype != reference.dtype:
+        noise = Noise(
+            noise.initial.to(reference.dtype),
+            {step: draw.to(reference.dtype) for step, draw in noise.steps.items()},
+        )
+    trajectories = reference.sample(context, noise=noise)
+    if not torch.isfinite(trajectories).all():
+        raise DenoiserError(
+            "full compute gives a trajectory that is not finite; check the network before "
+            "calibrating a cache for it"
+        )
+    return trajectories
+
+
+class PairedCalls:
+    """A set of calls whose full trajectories are computed once and compared with many programs.
+
+    Args:
+        planner: the planner whose programs are measured.
+        context: batched context of all calls, or None.
+        count: number of calls; the rows of the context.
+        metric: deviation.
+        seed: noise of call i is a function of (seed, i) alone.
+        reference: planner whose full trajectory is the truth; ``planner`` itself by default.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        context: Context,
+        count: int,
+        metric: Metric,
+        seed: int,
+        *,
+        reference: Planner | None = None,
+    ) -> None:
+        rows = batch_size(context)
+        if rows is not None and rows != count:
+            raise InputError(f"the context has {rows} calls but {count} were announced")
+        self.planner = planner
+        self.reference = reference or planner
+        self.context = context
+        self.count = count
+        self.metric = metric
+        self.seed = seed
+        self._full: dict[int, Tensor] = {}
+
+    def noise(self, calls: list[int]) -> Noise:
+        """The noise of some calls."""
+        return self.planner.draw_noise(seeds=[call_seed(self.seed, call) for call in calls])
+
+    def contexts(self, calls: list[int]) -> Context:
+        """The contexts of some calls."""
+        return select(self.context, torch.tensor(calls, device=self.planner.device))
+
+    def tolerance(self, tolerance: Tolerance, calls: list[int]) -> FloatArray:
+        """The tolerance of some calls, (len(calls),)."""
+        return tolerances(tolerance, self.contexts(calls), len(calls))
+
+    def full(self, calls: list[int]) -> Tensor:
+        """Full trajectories of some calls, computed at most once each."""
+        missing = [call for call in calls if call not in self._full]
+        if missing:
+            trajectories = full_compute(self.reference, self.contexts(missing), self.noise(missing))
+            self._full.update(zip(missing, trajectories, strict=True))
+        return torch.stack([self._full[call] for call in calls])
+
+    def measure(self, program: Program, calls: list[int]) -> Measured:
+        """Run a program on some calls, paired with Full."""
+        full = self.full(calls)
+        runtime = Runtime(self.planner, program)
+        cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
+        deviation = measure(self.metric, full, cached.to(full.dtype))
+        return Measured(deviation, record.estimate, record.evaluations)

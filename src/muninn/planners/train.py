@@ -1,0 +1,251 @@
+"""Train the maze planner: ``python -m muninn.planners.train --data FILE --out FOLDER --minutes M``.
+
+Needs torch, numpy and safetensors alone. The learning rate falls along a cosine that ends with the
+time budget, so the budget must be the time of the whole training; ``--pause-minutes`` ends one
+part of it early and ``--resume`` takes the next part up. Writes ``teacher.safetensors`` (the
+average of the weights), ``checkpoint.pt`` and ``training.csv`` into the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import csv
+import math
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from muninn.bench.maze_controller import TIME_STEP
+from muninn.bench.maze_data import FRAME_STRIDE, load_runs
+from muninn.planners.plan import STATE_CHANNELS, inpaint
+from muninn.planners.teacher import Teacher, save_teacher
+from muninn.planners.unet import TemporalUnet, UnetConfig
+from muninn.planners.windows import PlanSource, split_runs, symmetric_limits
+from muninn.schedule import Schedule
+
+_COLUMNS = ("step", "seconds", "learning_rate", "loss", "validation_loss")
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Settings of one training.
+
+    Attributes:
+        data: File written by ``muninn.bench.maze_data``.
+        out: Folder for the results.
+        minutes: Time budget of the whole training, parts before a resume included.
+        pause_minutes: Stop when this much of the budget is used, leaving a checkpoint.
+        resume: Checkpoint to continue from.
+        maximum_steps: Stop after this many steps at the latest.
+        batch: Plans per step.
+        learning_rate: Peak learning rate.
+        warmup_steps: Steps over which the learning rate rises.
+        averaging: Decay of the weight average.
+        horizon: Frames per plan.
+        diffusion_steps: Steps of the cosine schedule.
+        whole_share: Share of plans that start at a run's start; the others start on the way.
+        validation_share: Share of runs, the last ones, kept out of training.
+        report_steps: Steps between two rows of the training curve.
+        seed: Seed of weights, batches and noise.
+        device: ``cuda`` or ``cpu``.
+        fast: Compile the network and compute in bfloat16.
+        network: Architecture.
+    """
+
+    data: Path
+    out: Path
+    minutes: float = 15.0
+    pause_minutes: float | None = None
+    resume: Path | None = None
+    maximum_steps: int | None = None
+    batch: int = 512
+    learning_rate: float = 7e-4
+    warmup_steps: int = 500
+    averaging: float = 0.9995
+    horizon: int = 256
+    diffusion_steps: int = 100
+    whole_share: float = 0.6
+    validation_share: float = 0.01
+    report_steps: int = 500
+    seed: int = 0
+    device: str = "cuda"
+    fast: bool = True
+    network: UnetConfig = field(default_factory=UnetConfig)
+
+
+class PlanLoss(nn.Module):
+    """Mean squared error of the predicted plan in units of the output scaling.
+
+    The error at timestep ``t`` is divided by ``gain[t]``, which is the loss of the learned
+    correction with equal weight at every step, so that the last, least noisy steps are learned
+    as well.
+    """
+
+    signal: Tensor
+    noise: Tensor
+
+    def __init__(self, network: TemporalUnet, alpha_bar: Tensor) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("signal", alpha_bar.sqrt().float())
+        self.register_buffer("noise", (1.0 - alpha_bar).sqrt().float())
+
+    def forward(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """Return the loss per plan, ``(batch,)``, of plans ``(batch, horizon, channels)``."""
+        signal, spread = self.signal[t], self.noise[t]
+        noisy = signal[:, None, None] * clean + spread[:, None, None] * noise
+        noisy = inpaint(noisy, clean[:, 0, :STATE_CHANNELS], clean[:, -1, :STATE_CHANNELS])
+        error: Tensor = (self.network(noisy, t) - clean) / self.network.gain[t][:, None, None]
+        return error.square().mean(dim=(1, 2))
+
+
+def train(config: TrainingConfig) -> Path:
+    """Train, or continue training, and return the path of the teacher file.
+
+    Raises:
+        FileNotFoundError: If the data or the checkpoint does not exist.
+        InputError: If the data holds fewer than two runs.
+    """
+    device = torch.device(config.device)
+    torch.manual_seed(config.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    runs = load_runs(config.data)
+    low, high = symmetric_limits(runs)
+    training, held_out = split_runs(runs, config.validation_share)
+    source = PlanSource(training, low, high, config.horizon, device)
+    schedule = Schedule.cosine(config.diffusion_steps)
+    network = TemporalUnet(config.network, schedule, config.horizon).to(device)
+    average = copy.deepcopy(network).eval().requires_grad_(False)
+    optimizer = torch.optim.AdamW(
+        network.parameters(), lr=config.learning_rate, weight_decay=1e-4, betas=(0.9, 0.99),
+        fused=device.type == "cuda",
+    )  # fmt: skip
+    alpha_bar = torch.from_numpy(schedule.alpha_bar)
+    loss_of = PlanLoss(network, alpha_bar).to(device)
+    average_loss_of = PlanLoss(average, alpha_bar).to(device)
+    generator = torch.Generator(device).manual_seed(config.seed)
+    step, seconds, rows = 0, 0.0, list[dict[str, float]]()
+    if config.resume is not None:
+        saved = torch.load(config.resume, map_location=device, weights_only=True)
+        network.load_state_dict(saved["network"])
+        average.load_state_dict(saved["average"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step, seconds, rows = saved["step"], saved["seconds"], saved["rows"]
+        generator.manual_seed(config.seed + step)
+
+    def noisy_loss(module: Any, windows: Tensor, source_of_noise: torch.Generator) -> Tensor:
+        count = len(windows)
+        t = torch.randint(
+            config.diffusion_steps, (count,), generator=source_of_noise, device=device
+        )
+        noise = torch.randn(windows.shape, generator=source_of_noise, device=device)
+        precision = torch.autocast(device.type, torch.bfloat16) if config.fast else nullcontext()
+        with precision:
+            loss: Tensor = module(windows, noise, t).mean()
+        return loss
+
+    check = torch.Generator(device).manual_seed(config.seed + 1)
+    held_out_windows = PlanSource(held_out, low, high, config.horizon, device).draw(
+        max(config.batch, 4 * (len(held_out.offsets) - 1)), config.whole_share, check
+    )
+    config.out.mkdir(parents=True, exist_ok=True)
+    compiled: Any = torch.compile(loss_of) if config.fast else loss_of
+    weights: list[Tensor] = list(network.parameters())
+    averages: list[Tensor] = list(average.parameters())
+    budget, pause = config.minutes * 60.0, (config.pause_minutes or config.minutes) * 60.0
+    total, since_report = torch.zeros((), device=device), 0
+    started: float | None = None
+    already = seconds
+    while True:
+        rate = _learning_rate(config, step, seconds / budget)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        windows = source.draw(config.batch, config.whole_share, generator)
+        loss = noisy_loss(compiled, windows, generator)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        decay = min(config.averaging, (1.0 + step) / (10.0 + step))
+        torch._foreach_lerp_(averages, weights, 1.0 - decay)
+        step += 1
+        total += loss.detach()
+        since_report += 1
+        if started is None:
+            # Compilation is not training: the clock starts after the first step.
+            loss.item()
+            started = time.monotonic()
+        if step % 20 == 0 or config.maximum_steps is not None:
+            loss.item()
+        seconds = already + time.monotonic() - started
+        done = seconds >= min(pause, budget) or (
+            config.maximum_steps is not None and step >= config.maximum_steps
+        )
+        if step % config.report_steps == 0 or done:
+            fixed = torch.Generator(device).manual_seed(config.seed + 2)
+            with torch.no_grad():
+                validation = float(noisy_loss(average_loss_of, held_out_windows, fixed))
+            values = (step, round(seconds, 1), rate, float(total) / since_report, validation)
+            rows.append(dict(zip(_COLUMNS, values, strict=True)))
+            total.zero_()
+            since_report = 0
+            print(" ".join(f"{name}={value:.6g}" for name, value in rows[-1].items()), flush=True)
+        if done:
+            break
+
+    _write_curve(config.out / "training.csv", rows)
+    state = {
+        "network": network.state_dict(), "average": average.state_dict(),
+        "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds, "rows": rows,
+    }  # fmt: skip
+    torch.save(state, config.out / "checkpoint.pt")
+    path = config.out / "teacher.safetensors"
+    teacher = Teacher(average, low, high, config.horizon, schedule, FRAME_STRIDE * TIME_STEP)
+    save_teacher(path, teacher)
+    return path
+
+
+def _learning_rate(config: TrainingConfig, step: int, spent: float) -> float:
+    """Return the learning rate: linear warm-up times a cosine in the spent share of the budget."""
+    warmup = min(1.0, (step + 1) / max(1, config.warmup_steps))
+    return config.learning_rate * warmup * 0.5 * (1.0 + math.cos(math.pi * min(1.0, spent)))
+
+
+def _write_curve(path: Path, rows: list[dict[str, float]]) -> None:
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, _COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line and train."""
+    parser = argparse.ArgumentParser(prog="python -m muninn.planners.train", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=TrainingConfig.minutes)
+    parser.add_argument("--pause-minutes", type=float)
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--maximum-steps", type=int)
+    parser.add_argument("--batch", type=int, default=TrainingConfig.batch)
+    parser.add_argument("--learning-rate", type=float, default=TrainingConfig.learning_rate)
+    parser.add_argument("--report-steps", type=int, default=TrainingConfig.report_steps)
+    parser.add_argument("--seed", type=int, default=TrainingConfig.seed)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default=TrainingConfig.device)
+    parser.add_argument("--plain", action="store_true", help="neither compile nor use bfloat16")
+    options = vars(parser.parse_args(arguments))
+    fast = not options.pop("plain")
+    print(train(TrainingConfig(**options, fast=fast)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Training windows: fixed-length plans cut from runs of different lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.bench.maze_data import MazeRuns
+from muninn.errors import InputError
+
+
+class PlanSource:
+    """All runs on the device in normalised coordinates; draws windows padded at the goal.
+
+    Args:
+        runs: Runs in world units.
+        low: World value of -1 per channel.
+        high: World value of +1 per channel.
+        horizon: Frames per window.
+        device: Where to keep the runs.
+    """
+
+    def __init__(
+        self, runs: MazeRuns, low: Tensor, high: Tensor, horizon: int, device: torch.device
+    ) -> None:
+        frames = torch.from_numpy(runs.frames).clone()
+        # A run ends at rest: what is left of speed and force there is noise of the controller.
+        frames[torch.from_numpy(runs.offsets[1:]) - 1, 2:] = 0.0
+        self._frames = (2.0 * (frames - low) / (high - low) - 1.0).to(device)
+        self._first = torch.from_numpy(runs.offsets[:-1]).to(device)
+        self._length = torch.from_numpy(np.diff(runs.offsets)).to(device)
+        self._ahead = torch.arange(horizon, device=device)
+
+    def draw(self, count: int, whole_share: float, generator: torch.Generator) -> Tensor:
+        """Return windows ``(count, horizon, channels)``, each held at its run's last frame."""
+        device = self._frames.device
+        uniform = torch.rand(3, count, generator=generator, device=device)
+        run = (uniform[0] * len(self._first)).long()
+        length = self._length[run]
+        begin = torch.where(
+            uniform[1] < whole_share, torch.zeros_like(length), (uniform[2] * (length - 1)).long()
+        )
+        frame = torch.minimum(begin[:, None] + self._ahead, length[:, None] - 1)
+        return self._frames[self._first[run][:, None] + frame]
+
+
+def symmetric_limits(runs: MazeRuns) -> tuple[Tensor, Tensor]:
+    """Return per-channel limits ``(-m, m)``: rest becomes exactly zero."""
+    largest = torch.from_numpy(np.abs(runs.frames).max(axis=0))
+    return -largest, largest
+
+
+def split_runs(runs: MazeRuns, validation_share: float) -> tuple[MazeRuns, MazeRuns]:
+    """Split off the last runs for validation; at least one run stays on either side."""
+    count = len(runs.offsets) - 1
+    if count < 2:
+        raise InputError(f"training needs at least 2 runs, got {count}")
+    kept = count - min(max(1, round(count * validation_share)), count - 1)
+    boundary = int(runs.offsets[kept])
+    return (
+        MazeRuns(runs.frames[:boundary], runs.offsets[: kept + 1]),
+        MazeRuns(runs.frames[boundary:], runs.offsets[kept:] - boundary),
+    )

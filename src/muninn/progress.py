@@ -1,0 +1,40 @@
+"""Progress bars for everything long; silent where there is nobody to look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Advance = Callable[[int], None]
+Task = Callable[[str, int], Advance]
+
+
+@contextmanager
+def bars(show: bool) -> Iterator[Task]:
+    """Yields ``task(description, total) -> advance(steps)``; one bar per task."""
+    if not show:
+        yield lambda description, total: lambda steps: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description:<34}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        refresh_per_second=4,
+    ) as progress:
+
+        def task(description: str, total: int) -> Advance:
+            identifier = progress.add_task(description, total=total)
+            return lambda steps: progress.advance(identifier, steps)
+
+        yield task

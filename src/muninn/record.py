@@ -1,0 +1,36 @@
+"""The record of one planning call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Record:
+    """What happened in one planning call, row by row.
+
+    Attributes:
+        evaluations: denoiser evaluations spent, those of a fall-back included, (batch,).
+        evaluated: which sampler steps the program evaluated, (batch, steps).
+        estimate: accumulated error estimate, in units of the trajectory, (batch,).
+        bound: per-call bound ``Dhat`` on the deviation, if a certificate gives one, (batch,).
+        rank: share of calibration calls with a smaller estimate, if known, (batch,).
+        fallback: why a row was run with full compute instead, or None; one per row.
+        seconds: wall-clock time of the call.
+    """
+
+    evaluations: npt.NDArray[np.int64]
+    evaluated: npt.NDArray[np.bool_]
+    estimate: npt.NDArray[np.float64]
+    fallback: tuple[str | None, ...]
+    seconds: float
+    bound: npt.NDArray[np.float64] | None = None
+    rank: npt.NDArray[np.float64] | None = None
+
+    @property
+    def fallbacks(self) -> int:
+        """Rows that fell back to full compute."""
+        return sum(reason is not None for reason in self.fallback)

@@ -1,0 +1,306 @@
+"""The eager runtime: runs a program on a planner, any device, per-trajectory decisions.
+
+The loop visits only steps at which some trajectory is evaluated. Between its evaluations a
+trajectory rests; when its next evaluation is due, its gap is run with forecasts in one go. Each
+row's history is its own, so a batch equals the loop over its elements.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from muninn.context import Context, select
+from muninn.denoiser import check_prediction
+from muninn.errors import DenoiserError, InputError
+from muninn.forecast import Forecaster, Weights, weighted_sum
+from muninn.plan import Program, Static
+from muninn.planner import Noise, Planner
+from muninn.record import Record
+
+OnFailure = Literal["full", "error"]
+Rows = Tensor | slice
+
+_log = logging.getLogger("muninn")
+_logged: set[str] = set()
+
+
+@dataclass
+class _Run:
+    """Mutable state of one call; lives and dies inside :func:`run`."""
+
+    x: Tensor  # uncorrected or corrected state at each row's next evaluation
+    after: Tensor  # state right after each row's last evaluation
+    history: Tensor  # (batch, memory, *shape) fp32, newest last
+    nodes: list[tuple[int, ...]]
+    due: list[int]
+    evaluations: npt.NDArray[np.int64]
+    evaluated: npt.NDArray[np.bool_]
+    estimate: npt.NDArray[np.float64]
+    failed: dict[int, str] = field(default_factory=dict)
+    dtype: torch.dtype | None = None
+
+
+class Runtime:
+    """Runs one program on one planner. Holds weights of the forecast, no state of any call."""
+
+    def __init__(
+        self, planner: Planner, program: Program, *, on_failure: OnFailure = "full"
+    ) -> None:
+        if on_failure not in ("full", "error"):
+            raise InputError(f"on_failure is 'full' or 'error', got {on_failure!r}")
+        plan, last = program.plan, len(planner.sampler) - 1
+        if isinstance(plan, Static) and plan.anchors[-1] > last:
+            raise InputError(
+                f"the plan has anchor {plan.anchors[-1]} but the sampler's last step is {last}; "
+                "use a plan made for this sampler"
+            )
+        self.planner = planner
+        self.program = program
+        self.on_failure = on_failure
+        self._forecaster = Forecaster(program.forecast, planner.sampler)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        context: Context = None,
+        *,
+        noise: Noise | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Record]:
+        """One planning call: trajectories (batch, horizon, dim) and what it took.
+
+        Raises:
+            InputError: context, noise and planner do not fit together.
+            DenoiserError: the denoiser failed, and ``on_failure="error"`` or full compute failed
+                as well.
+        """
+        began = time.perf_counter()
+        noise = self.planner.prepare(context, noise, generator)
+        run = self._blank(noise)
+        try:
+            self._run(run, noise, context)
+        except DenoiserError as error:
+            if self.on_failure == "error":
+                raise
+            run.failed = dict.fromkeys(range(len(run.x)), str(error))
+        if run.failed:
+            self._recover(run, noise, context)
+        record = Record(
+            run.evaluations,
+            run.evaluated,
+            run.estimate,
+            tuple(run.failed.get(row) for row in range(len(run.x))),
+            time.perf_counter() - began,
+        )
+        return run.x, record
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def _blank(self, noise: Noise) -> _Run:
+        rows, steps = len(noise.initial), len(self.planner.sampler)
+        return _Run(
+            x=noise.initial,
+            after=noise.initial,
+            history=torch.empty(0),
+            nodes=[()] * rows,
+            due=[0] * rows,
+            evaluations=np.zeros(rows, np.int64),
+            evaluated=np.zeros((rows, steps), np.bool_),
+            estimate=np.zeros(rows, np.float64),
+        )
+
+    def _run(self, run: _Run, noise: Noise, context: Context) -> None:
+        """Carry every row to the last step."""
+        planner, steps = self.planner, len(self.planner.sampler)
+        run.x = planner.start(noise, context)
+        run.after = run.x.clone()
+        shape = (len(run.x), self._forecaster.memory, *planner.shape)
+        run.history = torch.zeros(shape, dtype=torch.float32, device=run.x.device)
+        while (step := min(run.due)) < steps:
+            rows = [row for row, due in enumerate(run.due) if due == step]
+            self._evaluate(run, step, rows, noise, context)
+        run.x = run.after
+        finite = torch.isfinite(run.x).flatten(1).all(dim=1).tolist()
+        for row, good in enumerate(finite):
+            if not good:
+                run.failed.setdefault(row, "the trajectory is not finite")
+
+    def _evaluate(
+        self, run: _Run, step: int, rows: list[int], noise: Noise, context: Context
+    ) -> None:
+        """Bring ``rows`` to ``step``, evaluate them there, take the step, and plan ahead."""
+        planner = self.planner
+        groups = _group(rows, run)
+        for nodes, members in groups:
+            if nodes and step - nodes[-1] > 1:
+                weights = self._forecaster.extrapolate(nodes, step)
+                values = _values(run.history[members], nodes)
+                run.x[members] = self._replay(run, nodes, weights, values, members, noise, context)
+            elif nodes:
+                run.x[members] = run.after[members]
+        selected = _index(rows, run)
+        state = run.x[selected]
+        told = planner.timestep(step, len(rows))
+        prediction = planner.denoiser(state, told, select(context, selected))
+        run.evaluations[rows] += 1
+        run.evaluated[rows, step] = True
+        prediction = check_prediction(prediction, state, run.dtype)
+        run.dtype = prediction.dtype
+        finite = torch.isfinite(prediction).flatten(1).all(dim=1).tolist()
+        for position, row in enumerate(rows):
+            if not finite[position]:
+                run.failed[row] = f"the denoiser returned NaN or Inf at step {step}"
+        if len(groups) == 1:
+            self._commit(run, step, *groups[0], state, prediction, noise, context)
+        else:
+            place = {row: position for position, row in enumerate(rows)}
+            for nodes, members in groups:
+                assert isinstance(members, Tensor)
+                own = torch.tensor([place[row] for row in members.tolist()], device=state.device)
+                self._commit(run, step, nodes, members, state[own], prediction[own], noise, context)
+
+    def _commit(
+        self,
+        run: _Run,
+        step: int,
+        nodes: tuple[int, ...],
+        members: Rows,
+        state: Tensor,
+        prediction: Tensor,
+        noise: Noise,
+        context: Context,
+    ) -> None:
+        """Store an evaluation of rows with equal history, correct the state, step, plan ahead.
+
+        ``state`` is the tensor the denoiser was given: one that clamps or conditions its input
+        in place is followed, as in the plain sampler.
+        """
+        planner, forecast = self.planner, self.program.forecast
+        sampler = planner.sampler
+        value = sampler.convert(state, prediction, step, forecast.quantity)
+        history = run.history[members]
+        newest = value.detach().to(torch.float32)
+        xi = noise.at(step, members)
+        own = select(context, members)
+        if forecast.look_back and nodes and step - nodes[-1] > 1:
+            weights = self._forecaster.interpolate(nodes, step)
+            values = [*_values(history, nodes), newest]
+            state = self._replay(run, nodes, weights, values, members, noise, context)
+            after = sampler.step(state, value, step, xi, forecast.quantity)
+            if planner.condition is not None:
+                after = planner.condition(after, own)
+        else:
+            after = planner.advance(state, prediction, step, xi, own)
+        history = torch.cat([history[:, 1:], newest[:, None]], dim=1)
+        run.history[members] = history
+        run.after[members] = after
+        self._plan_ahead(run, step, (*nodes, step)[-self._forecaster.memory :], members, history)
+
+    def _plan_ahead(
+        self, run: _Run, step: int, nodes: tuple[int, ...], members: Rows, history: Tensor
+    ) -> None:
+        """Set each row's next evaluation and charge it the estimated error of its gap."""
+        steps = len(self.planner.sampler)
+        weights = self._forecaster.difference(nodes)
+        if weights is None:
+            scales = [float("nan")] * len(history)
+        else:
+            difference = weighted_sum(weights, _values(history, nodes)).flatten(1)
+            size = torch.linalg.vector_norm(difference, dim=1) / self.planner.shape[0] ** 0.5
+            scales = size.tolist()
+        growth = self._forecaster.growth(nodes)
+        # A gate waits for the history that its order needs; a static plan names its own steps.
+        ready = len(nodes) == self._forecaster.memory
+        rows = range(len(run.x)) if isinstance(members, slice) else members.tolist()
+        for row, scale in zip(rows, scales, strict=True):
+            run.nodes[row] = nodes
+            if row in run.failed or step == steps - 1:
+                run.due[row] = steps
+                continue
+            used = int(run.evaluations[row])
+            known = scale if ready else float("nan")
+            named = self.program.plan.next(step, steps, used, growth, known)
+            due = min(max(named, step + 1), steps - 1)
+            run.due[row] = due
+            if due > step + 1 and weights is not None:
+                run.estimate[row] += scale * float(growth[due - 1])
+
+    def _replay(
+        self,
+        run: _Run,
+        nodes: tuple[int, ...],
+        weights: Weights,
+        values: list[Tensor],
+        members: Rows,
+        noise: Noise,
+        context: Context,
+    ) -> Tensor:
+        """State after a gap: from the state after its last evaluation, with weighted values."""
+        planner, quantity = self.planner, self.program.forecast.quantity
+        x = run.after[members]
+        own = select(context, members)
+        for step, row in enumerate(weights, start=nodes[-1] + 1):
+            forecast = weighted_sum(row, values)
+            x = planner.sampler.step(x, forecast, step, noise.at(step, members), quantity)
+            if planner.condition is not None:
+                x = planner.condition(x, own)
+        return x
+
+    # -- failure -----------------------------------------------------------------------------
+
+    def _recover(self, run: _Run, noise: Noise, context: Context) -> None:
+        """Full compute for failed rows, or the error the user asked for."""
+        reason = next(iter(run.failed.values()))
+        if self.on_failure == "error":
+            raise DenoiserError(
+                f"{reason} (rows {sorted(run.failed)[:8]}); pass on_failure='full' to plan such "
+                "calls with full compute"
+            )
+        log_once(f"falling back to full compute: {reason}")
+        rows = torch.tensor(sorted(run.failed), device=noise.initial.device)
+        full = self.planner.sample(select(context, rows), noise=noise.select(rows))
+        if full.shape != noise.initial[rows].shape or not torch.isfinite(full).all():
+            raise DenoiserError(
+                f"{reason}, and full compute does not give a finite trajectory either; "
+                "check the network, its inputs and its precision"
+            )
+        run.x = run.x.clone()
+        run.x[rows] = full
+        for row in sorted(run.failed):
+            run.evaluations[row] += len(self.planner.sampler)
+
+
+def log_once(message: str) -> None:
+    """Warn through the ``muninn`` logger, the first time only."""
+    if message not in _logged:
+        _logged.add(message)
+        _log.warning(message)
+
+
+def _values(history: Tensor, nodes: tuple[int, ...]) -> list[Tensor]:
+    """The stored value of each node, oldest first; each (rows, *shape)."""
+    return list(history[:, history.shape[1] - len(nodes) :].unbind(dim=1))
+
+
+def _index(rows: list[int], run: _Run) -> Rows:
+    """An index for rows: a slice (no copy) when it is all of them."""
+    if len(rows) == len(run.x):
+        return slice(None)
+    return torch.tensor(rows, device=run.x.device)
+
+
+def _group(rows: list[int], run: _Run) -> list[tuple[tuple[int, ...], Rows]]:
+    """Rows with equal evaluation history share their weights, so they move together."""
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for row in rows:
+        groups[run.nodes[row]].append(row)
+    return [(nodes, _index(members, run)) for nodes, members in groups.items()]

@@ -1,0 +1,73 @@
+"""Scores of programs on tuning calls; every score is journalled, so nothing runs twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+import numpy as np
+
+from muninn.journal import Journal
+from muninn.metrics import Tolerance
+from muninn.paired import PairedCalls
+from muninn.plan import Program
+from muninn.progress import Advance
+
+BATCH = 32  # calls run together
+
+
+@dataclass(frozen=True)
+class Score:
+    """How a program did on tuning calls.
+
+    Attributes:
+        excess: deviation over tolerance that all but the allowed share stay below.
+        evaluations: mean per call.
+        most: largest number of evaluations of a call.
+    """
+
+    excess: float
+    evaluations: float
+    most: int
+
+
+class Search:
+    """Scores programs on the tuning calls; every score is journalled, so nothing runs twice."""
+
+    def __init__(
+        self,
+        paired: PairedCalls,
+        tolerance: Tolerance,
+        share: float,
+        journal: Journal,
+        advance: Advance,
+    ) -> None:
+        self.paired = paired
+        self.share = share
+        self._tolerance = paired.tolerance(tolerance, list(range(paired.count)))
+        self._journal = journal
+        self._advance = advance
+
+    def score(self, program: Program, most_calls: int | None = None) -> Score:
+        """Score of a program on the first ``most_calls`` tuning calls, all by default."""
+        count = min(most_calls or self.paired.count, self.paired.count)
+        described = {"forecast": program.forecast.to_json(), "plan": program.plan.to_json()}
+        name = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:24]
+        key = f"tune/{name}/{count}"
+        stored = self._journal.get(key)
+        if stored is None:
+            parts = [
+                self.paired.measure(program, list(range(at, min(at + BATCH, count))))
+                for at in range(0, count, BATCH)
+            ]
+            excess = np.concatenate([part.deviation for part in parts]) / self._tolerance[:count]
+            spent = np.concatenate([part.evaluations for part in parts])
+            stored = [
+                float(np.quantile(excess, 1.0 - self.share)),
+                float(spent.mean()),
+                int(spent.max()),
+            ]
+            self._journal.put(key, stored)
+        self._advance(1)
+        return Score(*stored)

@@ -1,0 +1,278 @@
+"""Tune: find a forecast and a plan family on calls of their own, before anything is certified.
+
+Nothing here needs to be sound, only good: the certificate is valid for whatever family comes out.
+Candidates are compared by the deviation that all but a share of the tuning calls stay below.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from muninn.anchors import (
+    SegmentModel,
+    anchor_positions,
+    cheapest_anchors,
+    prediction_grams,
+    segment_costs,
+)
+from muninn.errors import InputError
+from muninn.forecast import Forecast
+from muninn.journal import Journal
+from muninn.metrics import Metric, Tolerance, resolve
+from muninn.paired import PairedCalls
+from muninn.plan import Adaptive, Everywhere, Family, Program, Static
+from muninn.planner import Planner
+from muninn.progress import Task, bars
+from muninn.runtime import Runtime
+from muninn.schedule import FloatArray
+from muninn.search import Search
+
+Objective = Literal["evaluations", "time"]
+
+SMALL = 32  # calls for the first rounds
+ORDERS = (0, 1, 2, 3)
+MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (0.0, 1.5, 3.0))
+STATIC_SPREAD = (2.2, 1.7, 1.4, 1.25, 1.15, 1.08, 1.0, 0.93, 0.86)
+ADAPTIVE_SPREAD = (0.1, 0.25, 0.45, 0.65, 0.8, 0.9, 1.0, 1.15, 1.4)
+
+
+def tune(
+    planner: Planner,
+    calls: object,
+    *,
+    tolerance: Tolerance,
+    share: float = 0.03,
+    metric: str | Metric = "rms_step",
+    objective: Objective = "evaluations",
+    seed: int = 0,
+    progress: bool = True,
+) -> Family:
+    """A plan family for later certification, from contexts that will not be used for it.
+
+    Args:
+        planner: what will be deployed.
+        calls: batched contexts, or a number of calls.
+        tolerance: as in :func:`muninn.calibrate`.
+        share: of calls that may exceed the tolerance; slightly below the risk to be certified.
+        metric: as in :func:`muninn.calibrate`.
+        objective: ``evaluations`` or measured ``time``.
+        seed: of the noise.
+        progress: show a progress bar.
+    """
+    from muninn.context import batch_size
+
+    count = calls if isinstance(calls, int) else batch_size(calls)
+    if not count:
+        raise InputError("tuning needs at least one call")
+    context = None if isinstance(calls, int) else calls
+    paired = PairedCalls(planner, context, count, resolve(metric)[1], seed)
+    with bars(progress) as task:
+        return tune_family(
+            paired, tolerance, share, objective=objective, journal=Journal(None, {}), task=task
+        )
+
+
+def tune_family(
+    paired: PairedCalls,
+    tolerance: Tolerance,
+    share: float,
+    *,
+    objective: Objective,
+    journal: Journal,
+    task: Task,
+) -> Family:
+    """The family with the fewest evaluations (or the least time) at the promised deviation."""
+    if objective not in ("evaluations", "time"):
+        raise InputError(f"objective is 'evaluations' or 'time', got {objective!r}")
+    if not 0.0 <= share < 1.0:
+        raise InputError(f"share must lie in [0, 1), got {share}")
+    search = Search(paired, tolerance, share, journal, task("tune: programs tried", 120))
+    static = StaticSearch(search)
+    ranked, budget = static.rank()
+    best = static.family(ranked, budget)
+    forecasts = list(dict.fromkeys(candidate.forecast for candidate in ranked))[:2]
+    adaptive = _adaptive_family(search, forecasts)
+    if adaptive is None:
+        return best.family
+    if objective == "time":
+        faster = _seconds(paired, adaptive.program) < _seconds(paired, best.program)
+    else:
+        faster = search.score(adaptive.program).evaluations < search.score(best.program).evaluations
+    return adaptive.family if faster else best.family
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A family and its program at which the tolerance is just kept."""
+
+    family: Family
+    program: Program
+
+
+# -- static plans ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A forecast and the way its segments are priced."""
+
+    forecast: Forecast
+    model: SegmentModel
+
+
+class StaticSearch:
+    """Shortest-path plans, compared by what they really do."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        paired = search.paired
+        self._planner = paired.planner
+        self._steps = len(self._planner.sampler)
+        small = list(range(min(SMALL, paired.count)))
+        self._grams = prediction_grams(self._planner, paired.contexts(small), paired.noise(small))
+        self._positions = anchor_positions(self._steps)
+        self._plans: dict[Candidate, dict[int, list[int]]] = {}
+
+    def program(self, candidate: Candidate, evaluations: int) -> Program:
+        """The candidate's cheapest plan with about that many evaluations."""
+        if candidate not in self._plans:
+            costs = segment_costs(
+                self._planner,
+                candidate.forecast,
+                self._grams[candidate.forecast.quantity],
+                self._positions,
+                candidate.model,
+            )
+            self._plans[candidate] = cheapest_anchors(costs, self._positions, len(self._positions))
+        plans = self._plans[candidate]
+        nearest = min(plans, key=lambda count: abs(count - evaluations))
+        return Program(candidate.forecast, Static(tuple(plans[nearest])))
+
+    def rank(self) -> tuple[list[Candidate], int]:
+        """The best few candidates, best first, and the evaluations at which they were compared."""
+        sampler = self._planner.sampler
+        start = Candidate(Forecast(sampler.kind, 2, True), SegmentModel(0.5, 0.0))
+        budget = self._bisect(start, 2, self._steps, SMALL)
+        forecasts = [
+            Forecast(quantity, order, look_back)
+            for quantity in sampler.kinds
+            for order in ORDERS
+            for look_back in (False, True)
+            if np.isfinite(self._grams[quantity]).all()
+        ]
+        first = [Candidate(forecast, SegmentModel(0.5, 0.0)) for forecast in forecasts]
+        kept = self._best(first, budget, 3)
+        second = [Candidate(candidate.forecast, model) for candidate in kept for model in MODELS]
+        return self._best(second, budget, 3), budget
+
+    def _best(self, candidates: list[Candidate], budget: int, keep: int) -> list[Candidate]:
+        scored = [
+            (self._search.score(self.program(candidate, budget), SMALL).excess, place)
+            for place, candidate in enumerate(candidates)
+        ]
+        return [candidates[place] for _, place in sorted(scored)[:keep]]
+
+    def _keeps(self, candidate: Candidate, evaluations: int, most_calls: int | None) -> bool:
+        program = self.program(candidate, evaluations)
+        return self._search.score(program, most_calls).excess <= 1.0
+
+    def _bisect(self, candidate: Candidate, low: int, high: int, most_calls: int | None) -> int:
+        """Fewest evaluations in (low, high] that keep the tolerance; fine for tuning only."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (
+                (low, middle) if self._keeps(candidate, middle, most_calls) else (middle, high)
+            )
+        return high
+
+    def _fewest(self, candidate: Candidate, guess: int) -> int:
+        """Fewest evaluations that keep the tolerance on all tuning calls, searched from a guess."""
+        low = high = min(max(guess, 3), self._steps)
+        if self._keeps(candidate, high, None):
+            while low > 2 and self._keeps(candidate, low := max(2, int(low * 0.8)), None):
+                high = low
+        else:
+            while high < self._steps:
+                low, high = high, min(self._steps, math.ceil(high * 1.25))
+                if high == self._steps or self._keeps(candidate, high, None):
+                    break
+        return self._bisect(candidate, low, high, None)
+
+    def family(self, ranked: list[Candidate], budget: int) -> _Found:
+        """Plans around the fewest evaluations of the best candidate."""
+        fewest: dict[Candidate, int] = {}
+        for candidate in ranked[:2]:
+            guess = self._bisect(candidate, 2, budget, SMALL)
+            fewest[candidate] = self._fewest(candidate, guess)
+        best = min(fewest, key=lambda candidate: fewest[candidate])
+        sizes = sorted(
+            {min(self._steps - 1, max(2, round(fewest[best] * f))) for f in STATIC_SPREAD},
+            reverse=True,
+        )
+        plans = tuple(dict.fromkeys(self.program(best, size).plan for size in sizes))
+        family = Family(best.forecast, (Everywhere(), *plans), "static")
+        return _Found(family, self.program(best, fewest[best]))
+
+
+# -- adaptive plans --------------------------------------------------------------------------
+
+
+def _adaptive_family(search: Search, forecasts: list[Forecast]) -> _Found | None:
+    """Thresholds around the largest one that keeps the tolerance, for the best forecast."""
+    steps = len(search.paired.planner.sampler)
+    found: list[tuple[float, Forecast, int, float]] = []
+    for forecast in forecasts:
+        starts = {max(forecast.order + 1, 2)}
+        if search.paired.planner.sampler.stochastic:
+            starts |= {steps // 5, steps * 2 // 5}  # modes of a stochastic chain are decided early
+        for dense in sorted(start for start in starts if start + 1 < steps):
+            threshold = _largest_threshold(search, forecast, dense)
+            if threshold is not None:
+                score = search.score(Program(forecast, Adaptive(threshold, dense)), SMALL)
+                found.append((score.evaluations, forecast, dense, threshold))
+    if not found:
+        return None
+    _, forecast, dense, threshold = min(found, key=lambda item: item[0])
+    for _ in range(6):  # the threshold was found on few calls; make it hold on all of them
+        if search.score(Program(forecast, Adaptive(threshold, dense))).excess <= 1.0:
+            break
+        threshold *= 0.8
+    plans = []
+    for factor in ADAPTIVE_SPREAD:
+        plan = Adaptive(threshold * factor, dense)
+        most = search.score(Program(forecast, plan), SMALL).most
+        plans.append(replace(plan, cap=max(dense + 1, min(steps, math.ceil(1.25 * most)))))
+    family = Family(forecast, (Everywhere(), *plans), "adaptive")
+    return _Found(family, Program(forecast, Adaptive(threshold, dense)))
+
+
+def _largest_threshold(search: Search, forecast: Forecast, dense: int) -> float | None:
+    """Largest threshold whose score keeps the tolerance, by bisection in its logarithm."""
+    low, high = -6.0, 2.0  # powers of ten, in units of the trajectory
+    kept = None
+    for _ in range(8):
+        middle = (low + high) / 2
+        score = search.score(Program(forecast, Adaptive(10.0**middle, dense)), SMALL)
+        if score.excess <= 1.0:
+            kept, low = 10.0**middle, middle
+        else:
+            high = middle
+    return kept
+
+
+def _seconds(paired: PairedCalls, program: Program) -> float:
+    """Median time of a single call."""
+    runtime = Runtime(paired.planner, program)
+    times: list[float] = []
+    for call in range(min(7, paired.count)):
+        context, noise = paired.contexts([call]), paired.noise([call])
+        began = time.perf_counter()
+        runtime(context, noise=noise)
+        times.append(time.perf_counter() - began)
+    values: FloatArray = np.array(times)
+    return float(np.median(values))

@@ -1,0 +1,248 @@
+"""Units of exchange: the calls or episodes over which a promise averages.
+
+A unit is measured under a program and yields one :class:`Outcome`. Open loop: contexts are given.
+Closed loop: the program drives the episode itself, with full compute shadowed at every call,
+because a cached policy visits other states than the full one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from muninn.context import Context, batch_size, concatenate, digest
+from muninn.errors import InputError
+from muninn.metrics import Metric, Tolerance, measure, tolerances
+from muninn.paired import PairedCalls, call_seed, full_compute
+from muninn.plan import Program
+from muninn.planner import Planner
+from muninn.runtime import Runtime
+
+UnitName = Literal["call", "episode"]
+PlanFunction = Callable[[Context], Tensor]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Closed-loop episodes that a program drives itself.
+
+    Attributes:
+        drive: ``drive(plan, seed)`` runs one episode from a seed and calls ``plan(context)``
+            (context of one row, trajectory of one row) whenever the robot plans.
+        count: how many episodes may be run.
+    """
+
+    drive: Callable[[PlanFunction, int], None]
+    count: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Calls of one unit under one program: one number per call.
+
+    Attributes:
+        deviation: from full compute, in the metric.
+        tolerance: of the call.
+        estimate: accumulated error estimate.
+        evaluations: denoiser evaluations.
+    """
+
+    deviation: list[float]
+    tolerance: list[float]
+    estimate: list[float]
+    evaluations: list[int]
+
+    @property
+    def excess(self) -> float:
+        """Worst deviation over tolerance; above 1 the unit violates."""
+        return max(d / t for d, t in zip(self.deviation, self.tolerance, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the journal."""
+        return asdict(self)
+
+
+class Units(Protocol):
+    """A numbered set of units that can be measured under any program."""
+
+    count: int
+    chunk: int
+    loop: str
+
+    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
+        """Outcomes of some units, in order."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """JSON-ready description of the units, for the journal."""
+        ...
+
+    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
+        """Calls from which a family may be tuned."""
+        ...
+
+
+class OpenLoop:
+    """Units made of given contexts: single calls, or episodes of recorded calls."""
+
+    loop = "open"
+
+    def __init__(
+        self,
+        paired: PairedCalls,
+        tolerance: Tolerance,
+        unit: UnitName,
+        episode_of: Sequence[int] | None,
+        batch_size: int,
+    ) -> None:
+        if unit == "episode":
+            if episode_of is None or len(episode_of) != paired.count:
+                raise InputError(
+                    "unit='episode' with given contexts needs episode_of, one episode number per "
+                    f"call ({paired.count} calls)"
+                )
+            labels = np.asarray(episode_of)
+            self._calls = [np.flatnonzero(labels == e).tolist() for e in np.unique(labels)]
+        else:
+            if episode_of is not None:
+                # A random call of each episode: calls inside one episode are not exchangeable.
+                raise InputError(
+                    "unit='call' takes independent calls; for calls recorded in episodes use "
+                    "unit='episode', or keep one random call of each episode"
+                )
+            self._calls = [[call] for call in range(paired.count)]
+        self._paired = paired
+        self._tolerance = tolerance
+        self.count = len(self._calls)
+        longest = max(len(calls) for calls in self._calls)
+        self.chunk = max(1, batch_size // longest)
+
+    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
+        """Outcomes of some units, run as one batch."""
+        calls = [call for unit in units for call in self._calls[unit]]
+        measured = self._paired.measure(program, calls)
+        tolerance = self._paired.tolerance(self._tolerance, calls)
+        outcomes = []
+        at = 0
+        for unit in units:
+            part = slice(at, at + len(self._calls[unit]))
+            at = part.stop
+            outcomes.append(
+                Outcome(
+                    measured.deviation[part].tolist(),
+                    tolerance[part].tolist(),
+                    measured.estimate[part].tolist(),
+                    measured.evaluations[part].tolist(),
+                )
+            )
+        return outcomes
+
+    def identity(self) -> dict[str, Any]:
+        """Content of the calls."""
+        return {"calls": digest(self._paired.context), "count": self.count}
+
+    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
+        """The calls of the tuning units, with noise of their own."""
+        calls = [call for unit in units for call in self._calls[unit]]
+        whole = self._paired
+        return PairedCalls(
+            whole.planner,
+            whole.contexts(calls),
+            len(calls),
+            whole.metric,
+            call_seed(whole.seed, 1),
+            reference=whole.reference,
+        )
+
+
+class ClosedLoop:
+    """Units made of episodes that each program drives itself."""
+
+    loop = "closed"
+
+    def __init__(
+        self,
+        planner: Planner,
+        episodes: Episodes,
+        metric: Metric,
+        tolerance: Tolerance,
+        unit: UnitName,
+        seed: int,
+        reference: Planner,
+    ) -> None:
+        if episodes.count < 1:
+            raise InputError(f"need at least one episode, got {episodes.count}")
+        self._planner = planner
+        self._episodes = episodes
+        self._metric = metric
+        self._tolerance = tolerance
+        self._unit = unit
+        self._seed = seed
+        self._reference = reference
+        self.count = episodes.count
+        self.chunk = 1
+
+    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
+        """Outcomes of some episodes, each driven by ``program``."""
+        return [self._episode(program, unit) for unit in units]
+
+    def _episode(self, program: Program, unit: int) -> Outcome:
+        outcome = Outcome([], [], [], [])
+        runtime = Runtime(self._planner, program)
+
+        def plan(context: Context) -> Tensor:
+            if batch_size(context) not in (None, 1):
+                raise InputError("an episode plans one call at a time: a context of one row")
+            seed = call_seed(self._seed, unit, len(outcome.deviation))
+            noise = self._planner.draw_noise(seeds=[seed])
+            full = full_compute(self._reference, context, noise)
+            trajectory, record = runtime(context, noise=noise)
+            deviation = measure(self._metric, full, trajectory.to(full.dtype))
+            outcome.deviation.extend(deviation.tolist())
+            outcome.tolerance.extend(tolerances(self._tolerance, context, 1).tolist())
+            outcome.estimate.extend(record.estimate.tolist())
+            outcome.evaluations.extend(record.evaluations.tolist())
+            return trajectory
+
+        self._episodes.drive(plan, call_seed(self._seed, unit))
+        if not outcome.deviation:
+            raise InputError(f"episode {unit} ended without planning once; check drive()")
+        if self._unit == "episode":
+            return outcome
+        # A random call of a random episode; the same draw for every program.
+        draw = np.random.default_rng(call_seed(self._seed, unit, 1, 1)).random()
+        chosen = int(draw * len(outcome.deviation))
+        return Outcome(*([values[chosen]] for values in asdict(outcome).values()))
+
+    def identity(self) -> dict[str, Any]:
+        """Name of the driver; its world is the user's to keep the same."""
+        drive = self._episodes.drive
+        return {
+            "episodes": getattr(drive, "__qualname__", type(drive).__qualname__),
+            "count": self.count,
+        }
+
+    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
+        """Contexts met while full compute drives the tuning episodes."""
+        met: list[Context] = []
+
+        def plan(context: Context) -> Tensor:
+            # Not (seed, unit, call): no certify episode may share its noise with tuning.
+            seed = call_seed(self._seed, self.count, len(met))
+            met.append(context)
+            return self._planner.sample(context, noise=self._planner.draw_noise(seeds=[seed]))
+
+        for unit in units:
+            self._episodes.drive(plan, call_seed(self._seed, unit))
+        return PairedCalls(
+            self._planner,
+            concatenate(met),
+            len(met),
+            self._metric,
+            call_seed(self._seed, 1),
+            reference=self._reference,
+        )

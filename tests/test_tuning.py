@@ -1,0 +1,162 @@
+"""Tuning: not sound by itself, but it must find good families and find them again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import muninn
+from certify_cases import Interrupting, contexts
+from muninn.bench.mixture import mixture_planner
+from muninn.errors import InputError
+from muninn.forecast import Forecast
+from muninn.journal import Journal
+from muninn.metrics import rms_step
+from muninn.paired import PairedCalls
+from muninn.plan import Adaptive, Everywhere, Family, Program, Static
+from muninn.search import Search
+from muninn.tuning import StaticSearch, tune, tune_family
+
+CALLS, STEPS = 16, 12
+
+
+def quiet(description: str, total: int) -> Any:
+    return lambda steps: None
+
+
+def paired_calls(sampler: str = "ddim", count: int = CALLS, **changes: Any) -> PairedCalls:
+    own = mixture_planner(sampler, steps=changes.pop("steps", STEPS))
+    own = replace(own, **changes)
+    return PairedCalls(own, contexts(count), count, rms_step, 1)
+
+
+def tuned(
+    paired: PairedCalls | None = None,
+    journal: Journal | None = None,
+    *,
+    tolerance: float = 0.1,
+    share: float = 0.1,
+    objective: Any = "evaluations",
+) -> Family:
+    paired = paired_calls() if paired is None else paired
+    journal = Journal(None, {}) if journal is None else journal
+    return tune_family(paired, tolerance, share, objective=objective, journal=journal, task=quiet)
+
+
+@pytest.fixture(scope="module")
+def family() -> Family:
+    return tuned()
+
+
+def score(paired: PairedCalls, program: Program) -> tuple[float, float]:
+    """Deviation that 90% of fresh calls stay below, and mean evaluations."""
+    fresh = PairedCalls(paired.planner, contexts(300, seed=9), 300, rms_step, 77)
+    measured = fresh.measure(program, list(range(300)))
+    return float(np.quantile(measured.deviation, 0.9)), float(measured.evaluations.mean())
+
+
+def uniform(evaluations: int, steps: int) -> Static:
+    return Static(tuple(np.unique(np.round(np.linspace(0, steps - 1, evaluations)).astype(int))))
+
+
+def test_a_family_runs_from_full_compute_to_ever_fewer_evaluations(family: Family) -> None:
+    assert isinstance(family.plans[0], Everywhere)
+    assert 4 <= len(family) <= 12
+    spent = [score(paired_calls(), family.member(k))[1] for k in range(len(family))]
+    assert spent[0] == STEPS
+    assert all(a >= b for a, b in pairwise(spent))
+    assert spent[-1] < 0.7 * STEPS
+
+
+def test_the_tuned_plan_is_clearly_cheaper_than_even_anchors_at_equal_deviation() -> None:
+    paired = paired_calls(count=96, steps=40)
+    search = Search(paired, 0.05, 0.1, Journal(None, {}), lambda steps: None)
+    static = StaticSearch(search)
+    program = static.family(*static.rank()).program
+    forecast = program.forecast
+    deviation, spent = score(paired, program)
+    assert deviation < 1.3 * 0.05
+
+    def fewest(forecast: Forecast) -> int:
+        """Evenly spaced evaluations that do as well on the same fresh calls."""
+        for count in range(2, 41):
+            if score(paired, Program(forecast, uniform(count, 40)))[0] <= deviation:
+                return count
+        raise AssertionError("full compute deviates from itself")
+
+    assert spent <= fewest(forecast) - 2
+    assert spent <= 0.5 * fewest(replace(forecast, order=0, look_back=False))  # the paper's reuse
+
+
+def test_a_stochastic_sampler_is_tuned_too() -> None:
+    paired = paired_calls("ddpm")
+    found = tuned(paired, tolerance=0.5)
+    scores = [score(paired, found.member(k)) for k in range(1, len(found))]
+    assert scores[0][1] > scores[-1][1]
+    assert any(deviation < 0.5 and spent < STEPS for deviation, spent in scores)
+
+
+def test_an_interrupted_tuning_ends_with_the_same_family_and_runs_nothing_twice(
+    tmp_path: Path, family: Family
+) -> None:
+    stopping = Interrupting(paired_calls().planner.denoiser)  # type: ignore[arg-type]
+    uninterrupted = tuned(paired_calls(denoiser=stopping))
+    spent, stopping.evaluations = stopping.evaluations, 0
+    assert uninterrupted == family
+    path, interruptions = tmp_path / "tune.jsonl", 0
+    for budget in (40, 130, 77, 0):
+        stopping.left = budget
+        try:
+            found = tuned(paired_calls(denoiser=stopping), Journal(path, {}))
+        except KeyboardInterrupt:
+            interruptions += 1
+    assert interruptions == 3
+    assert found == family
+    # Each start prices segments by one full run, pairs with another, and loses one program.
+    assert stopping.evaluations <= spent + 3 * (2 * STEPS + STEPS)
+    before = stopping.evaluations
+    assert tuned(paired_calls(denoiser=stopping), Journal(path, {})) == family
+    assert stopping.evaluations - before == STEPS
+
+
+def test_a_family_survives_json(family: Family) -> None:
+    assert Family.from_json(family.to_json()) == family
+
+
+def test_tuning_for_time_measures_and_returns_a_family() -> None:
+    found = tuned(paired_calls(count=8, steps=6), objective="time")
+    assert isinstance(found.plans[1], Static | Adaptive)
+    assert found.name in ("static", "adaptive")
+
+
+def test_the_public_verb_takes_contexts_or_a_number() -> None:
+    short = mixture_planner("ddim", steps=6)
+    found = tune(short, contexts(8), tolerance=0.1, progress=False)
+    assert isinstance(found.plans[0], Everywhere)
+
+    def origin(x: torch.Tensor, timestep: torch.Tensor, context: None) -> torch.Tensor:
+        return 0.9 * x / (1 + timestep.view(-1, 1, 1))
+
+    alone = replace(short, denoiser=origin)
+    assert len(tune(alone, 8, tolerance=0.1, metric="max_step", progress=False)) >= 2
+
+
+def test_the_verb_stays_callable_after_certification_was_imported() -> None:
+    assert muninn.calibrate is not None
+    assert callable(muninn.tune)
+
+
+def test_bad_arguments_name_what_is_allowed() -> None:
+    with pytest.raises(InputError, match="'evaluations' or 'time', got 'speed'"):
+        tuned(objective="speed")
+    for share in (-0.1, 1.0, float("nan")):
+        with pytest.raises(InputError, match=r"share must lie in \[0, 1\)"):
+            tuned(share=share)
+    with pytest.raises(InputError, match="at least one call"):
+        tune(mixture_planner("ddim"), 0, tolerance=0.1, progress=False)
