@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +58,9 @@ class CachedPlanner:
         trajectory, record = self._runtime(context, noise=noise, generator=generator)
         if self.certificate is None:
             return trajectory, replace(record, fallback=(self.reason,) * len(trajectory))
-        kept = np.array([reason is None for reason in record.fallback])
-        bound = np.where(kept, self.certificate.bound(record.estimate), 0.0)
+        bound = self.certificate.bound(record.estimate)
+        if self.certificate.reference is None:  # a fall-back is the full plan itself
+            bound[[reason is not None for reason in record.fallback]] = 0.0
         return trajectory, replace(record, bound=bound, rank=self.certificate.rank(record.estimate))
 
 

@@ -64,6 +64,7 @@ class Certificate:
 
     Attributes:
         identity: :meth:`Planner.identity` of the calibrated planner.
+        reference: identity of the planner whose full compute is the truth; None if its own.
         family: the frozen family.
         member: which one was certified; 0 is full compute.
         tolerance: in units of the metric; None if it is a function of the context.
@@ -83,6 +84,7 @@ class Certificate:
     """
 
     identity: dict[str, Any]
+    reference: dict[str, Any] | None
     family: Family
     member: int
     tolerance: float | None
@@ -147,6 +149,7 @@ class Certificate:
         return {
             "schema": SCHEMA,
             "identity": self.identity,
+            "reference": self.reference,
             "family": self.family.to_json(),
             "member": self.member,
             "tolerance": self.tolerance,
@@ -226,8 +229,8 @@ class Certificate:
 
 
 _PLAIN = (
-    "identity", "member", "tolerance", "tolerance_name", "risk", "confidence", "unit", "loop",
-    "metric", "batch_size", "counts", "seed", "realised", "versions",
+    "identity", "reference", "member", "tolerance", "tolerance_name", "risk", "confidence",
+    "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions",
 )  # fmt: skip
 
 

@@ -137,6 +137,7 @@ def calibrate(
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])
     return Certificate(
         identity=planner.identity(),
+        reference=None if reference is None else reference.identity(),
         family=family,
         member=member,
         tolerance=None if callable(tolerance) else float(tolerance),

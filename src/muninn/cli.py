@@ -51,8 +51,8 @@ def _command() -> str:
 
 @app.command()
 def demo(
-    calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 320,
-    test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 250,
+    calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 260,
+    test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 220,
     timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 50,
     tolerance: ToleranceOption = 0.002,
     risk: RiskOption = 0.05,
@@ -221,7 +221,9 @@ def coverage(
     """Check the certificate itself: hundreds of calibrations, each deployed on fresh calls."""
     from muninn.bench.coverage import run_coverage
 
-    run_coverage(out, quick=quick, seed=seed)
+    criteria = run_coverage(out, quick=quick, seed=seed, command=_command())
+    for criterion in criteria:
+        console.print(str(criterion), highlight=False)
 
 
 def _teacher(path: Path | None) -> Teacher:

@@ -154,7 +154,8 @@ class Forecaster:
         used = self._variable[list(nodes[-(self._degree + 1) :])]
         if used.size < 2:
             return None
-        return tuple(float(1.0 / np.prod(used[i] - np.delete(used, i))) for i in range(used.size))
+        at = used.tolist()
+        return tuple(1.0 / math.prod(here - other for other in at if other != here) for here in at)
 
     def _growth(self, nodes: tuple[int, ...]) -> FloatArray:
         """Estimated error per unit of divided difference, cumulated over steps, (steps,).

@@ -8,8 +8,10 @@ row's history is its own, so a batch equals the loop over its elements.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +24,7 @@ from muninn.context import Context, select
 from muninn.denoiser import check_prediction
 from muninn.errors import DenoiserError, InputError
 from muninn.forecast import Forecaster, Weights, weighted_sum
+from muninn.gap import run_gap
 from muninn.plan import Program, Static
 from muninn.planner import Noise, Planner
 from muninn.record import Record
@@ -31,14 +34,14 @@ Rows = Tensor | slice
 
 _log = logging.getLogger("muninn")
 _logged: set[str] = set()
+_SUM = torch.float64  # finite terms of any dtype cannot overflow it
 
 
 @dataclass
 class _Run:
     """Mutable state of one call; lives and dies inside :func:`run`."""
 
-    x: Tensor  # uncorrected or corrected state at each row's next evaluation
-    after: Tensor  # state right after each row's last evaluation
+    after: Tensor  # state right after each row's last evaluation; at first x_T
     history: Tensor  # (batch, memory, *shape) fp32, newest last
     nodes: list[tuple[int, ...]]
     due: list[int]
@@ -91,24 +94,23 @@ class Runtime:
         except DenoiserError as error:
             if self.on_failure == "error":
                 raise
-            run.failed = dict.fromkeys(range(len(run.x)), str(error))
+            run.failed = dict.fromkeys(range(len(run.after)), str(error))
         if run.failed:
             self._recover(run, noise, context)
         record = Record(
             run.evaluations,
             run.evaluated,
             run.estimate,
-            tuple(run.failed.get(row) for row in range(len(run.x))),
+            tuple(run.failed.get(row) for row in range(len(run.after))),
             time.perf_counter() - began,
         )
-        return run.x, record
+        return run.after, record
 
     # -- the loop ----------------------------------------------------------------------------
 
     def _blank(self, noise: Noise) -> _Run:
         rows, steps = len(noise.initial), len(self.planner.sampler)
         return _Run(
-            x=noise.initial,
             after=noise.initial,
             history=torch.empty(0),
             nodes=[()] * rows,
@@ -121,16 +123,13 @@ class Runtime:
     def _run(self, run: _Run, noise: Noise, context: Context) -> None:
         """Carry every row to the last step."""
         planner, steps = self.planner, len(self.planner.sampler)
-        run.x = planner.start(noise, context)
-        run.after = run.x.clone()
-        shape = (len(run.x), self._forecaster.memory, *planner.shape)
-        run.history = torch.zeros(shape, dtype=torch.float32, device=run.x.device)
+        run.after = planner.start(noise, context).clone()
+        shape = (len(run.after), self._forecaster.memory, *planner.shape)
+        run.history = torch.zeros(shape, dtype=torch.float32, device=run.after.device)
         while (step := min(run.due)) < steps:
             rows = [row for row, due in enumerate(run.due) if due == step]
             self._evaluate(run, step, rows, noise, context)
-        run.x = run.after
-        finite = torch.isfinite(run.x).flatten(1).all(dim=1).tolist()
-        for row, good in enumerate(finite):
+        for row, good in enumerate(_finite(run.after)):
             if not good:
                 run.failed.setdefault(row, "the trajectory is not finite")
 
@@ -140,33 +139,44 @@ class Runtime:
         """Bring ``rows`` to ``step``, evaluate them there, take the step, and plan ahead."""
         planner = self.planner
         groups = _group(rows, run)
-        for nodes, members in groups:
-            if nodes and step - nodes[-1] > 1:
-                weights = self._forecaster.extrapolate(nodes, step)
-                values = _values(run.history[members], nodes)
-                run.x[members] = self._replay(run, nodes, weights, values, members, noise, context)
-            elif nodes:
-                run.x[members] = run.after[members]
-        selected = _index(rows, run)
-        state = run.x[selected]
-        told = planner.timestep(step, len(rows))
-        prediction = planner.denoiser(state, told, select(context, selected))
+        states = [self._arrive(run, step, *group, noise, context) for group in groups]
+        if len(groups) == 1:
+            state, own = states[0], select(context, groups[0][1])
+        else:  # group by group, so that parts can be split off again
+            rows = [row for _, members in groups for row in _rows(members, run)]
+            state = torch.cat(states)
+            own = select(context, torch.tensor(rows, device=state.device))
+        prediction = planner.denoiser(state, planner.timestep(step, len(rows)), own)
         run.evaluations[rows] += 1
         run.evaluated[rows, step] = True
         prediction = check_prediction(prediction, state, run.dtype)
         run.dtype = prediction.dtype
-        finite = torch.isfinite(prediction).flatten(1).all(dim=1).tolist()
-        for position, row in enumerate(rows):
-            if not finite[position]:
+        for row, good in zip(rows, _finite(prediction), strict=True):
+            if not good:
                 run.failed[row] = f"the denoiser returned NaN or Inf at step {step}"
         if len(groups) == 1:
             self._commit(run, step, *groups[0], state, prediction, noise, context)
-        else:
-            place = {row: position for position, row in enumerate(rows)}
-            for nodes, members in groups:
-                assert isinstance(members, Tensor)
-                own = torch.tensor([place[row] for row in members.tolist()], device=state.device)
-                self._commit(run, step, nodes, members, state[own], prediction[own], noise, context)
+            return
+        at = 0
+        for (nodes, members), part in zip(groups, states, strict=True):
+            piece = slice(at, at := at + len(part))
+            self._commit(run, step, nodes, members, state[piece], prediction[piece], noise, context)
+
+    def _arrive(
+        self,
+        run: _Run,
+        step: int,
+        nodes: tuple[int, ...],
+        members: Rows,
+        noise: Noise,
+        context: Context,
+    ) -> Tensor:
+        """State at ``step`` of rows with equal history, after a gap of forecasts if any."""
+        if not nodes or step - nodes[-1] == 1:
+            return run.after[members]
+        weights = self._forecaster.extrapolate(nodes, step)
+        values = _values(run.history[members], nodes)
+        return self._replay(run, nodes, weights, values, members, noise, context)
 
     def _commit(
         self,
@@ -201,7 +211,10 @@ class Runtime:
         else:
             after = planner.advance(state, prediction, step, xi, own)
         history = torch.cat([history[:, 1:], newest[:, None]], dim=1)
-        run.history[members] = history
+        if isinstance(members, slice):
+            run.history = history
+        else:
+            run.history[members] = history
         run.after[members] = after
         self._plan_ahead(run, step, (*nodes, step)[-self._forecaster.memory :], members, history)
 
@@ -215,13 +228,12 @@ class Runtime:
             scales = [float("nan")] * len(history)
         else:
             difference = weighted_sum(weights, _values(history, nodes)).flatten(1)
-            size = torch.linalg.vector_norm(difference, dim=1) / self.planner.shape[0] ** 0.5
-            scales = size.tolist()
+            sizes = torch.linalg.vector_norm(difference, dim=1).tolist()
+            scales = [size / self.planner.shape[0] ** 0.5 for size in sizes]
         growth = self._forecaster.growth(nodes)
         # A gate waits for the history that its order needs; a static plan names its own steps.
         ready = len(nodes) == self._forecaster.memory
-        rows = range(len(run.x)) if isinstance(members, slice) else members.tolist()
-        for row, scale in zip(rows, scales, strict=True):
+        for row, scale in zip(_rows(members, run), scales, strict=True):
             run.nodes[row] = nodes
             if row in run.failed or step == steps - 1:
                 run.due[row] = steps
@@ -244,16 +256,19 @@ class Runtime:
         noise: Noise,
         context: Context,
     ) -> Tensor:
-        """State after a gap: from the state after its last evaluation, with weighted values."""
-        planner, quantity = self.planner, self.program.forecast.quantity
-        x = run.after[members]
-        own = select(context, members)
-        for step, row in enumerate(weights, start=nodes[-1] + 1):
-            forecast = weighted_sum(row, values)
-            x = planner.sampler.step(x, forecast, step, noise.at(step, members), quantity)
-            if planner.condition is not None:
-                x = planner.condition(x, own)
-        return x
+        """Conditioned state after a gap, from the one after its last evaluation."""
+        planner = self.planner
+        x = run_gap(
+            planner.sampler,
+            run.after[members],
+            weights,
+            values,
+            nodes[-1] + 1,
+            self.program.forecast.quantity,
+            noise,
+            members,
+        )
+        return x if planner.condition is None else planner.condition(x, select(context, members))
 
     # -- failure -----------------------------------------------------------------------------
 
@@ -273,8 +288,8 @@ class Runtime:
                 f"{reason}, and full compute does not give a finite trajectory either; "
                 "check the network, its inputs and its precision"
             )
-        run.x = run.x.clone()
-        run.x[rows] = full
+        run.after = run.after.clone()
+        run.after[rows] = full
         for row in sorted(run.failed):
             run.evaluations[row] += len(self.planner.sampler)
 
@@ -291,11 +306,21 @@ def _values(history: Tensor, nodes: tuple[int, ...]) -> list[Tensor]:
     return list(history[:, history.shape[1] - len(nodes) :].unbind(dim=1))
 
 
+def _finite(values: Tensor) -> list[bool]:
+    """Whether each row is free of NaN and Inf; a sum is, if and only if its terms are."""
+    return [math.isfinite(total) for total in values.flatten(1).sum(1, dtype=_SUM).tolist()]
+
+
+def _rows(members: Rows, run: _Run) -> Sequence[int]:
+    """The row numbers behind an index."""
+    return range(len(run.after)) if isinstance(members, slice) else members.tolist()
+
+
 def _index(rows: list[int], run: _Run) -> Rows:
     """An index for rows: a slice (no copy) when it is all of them."""
-    if len(rows) == len(run.x):
+    if len(rows) == len(run.after):
         return slice(None)
-    return torch.tensor(rows, device=run.x.device)
+    return torch.tensor(rows, device=run.after.device)
 
 
 def _group(rows: list[int], run: _Run) -> list[tuple[tuple[int, ...], Rows]]:

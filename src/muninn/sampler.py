@@ -11,6 +11,7 @@ not only the network's own. That is what lets a forecast live in the quantity th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ from muninn.schedule import FloatArray
 Kind = Literal["epsilon", "sample", "v", "velocity"]
 DIFFUSION_KINDS: tuple[Kind, ...] = ("epsilon", "sample", "v")
 FLOW_KINDS: tuple[Kind, ...] = ("epsilon", "sample", "velocity")
+
+
+Collapsed = tuple[float, tuple[float, ...]]
+"""Weight of the state before several steps, and of the prediction of each, in the state after."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class Sampler:
         self.keep_epsilon = keep_epsilon
         self._details = dict(details or {})
         self.velocity_sign = velocity_sign
+        self.collapse = functools.lru_cache(maxsize=16384)(self._collapse)
         self._updates = {k: [self._update(step, k) for step in self.steps] for k in self.kinds}
 
     def __len__(self) -> int:
@@ -240,6 +246,26 @@ class Sampler:
                 raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
             after.add_(noise, alpha=step.from_noise)
         return after
+
+    def _collapse(self, first: int, until: int, kind: Kind) -> Collapsed | None:
+        """Steps ``first`` to ``until - 1`` as ``carry * x + sum of effect * prediction``.
+
+        Predictions of ``kind`` are clipped before they enter, where the sampler clips. None where
+        a step adds noise or its clipping depends on the state.
+        """
+        carry, effects = 1.0, []
+        for index in reversed(range(first, until)):
+            update = self._updates[kind][index]
+            if self.steps[index].draws_noise:
+                return None
+            state, prediction = update.state, update.prediction
+            if self.clip is not None:
+                if update.sample_from_state != 0.0 or update.clipped_from_prediction != 0.0:
+                    return None
+                state, prediction = update.clipped_from_state, update.clipped_from_sample
+            effects.append(prediction * carry)
+            carry *= state
+        return carry, tuple(reversed(effects))
 
     # -- coefficients of the published analysis ------------------------------------------------
 

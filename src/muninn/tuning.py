@@ -37,8 +37,8 @@ Objective = Literal["evaluations", "time"]
 SMALL = 32  # calls for the first rounds
 ORDERS = (0, 1, 2, 3)
 MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (0.0, 1.5, 3.0))
-STATIC_SPREAD = (2.2, 1.7, 1.4, 1.25, 1.15, 1.08, 1.0, 0.93, 0.86)
-ADAPTIVE_SPREAD = (0.1, 0.25, 0.45, 0.65, 0.8, 0.9, 1.0, 1.15, 1.4)
+STATIC_SPREAD = (2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
+ADAPTIVE_SPREAD = (0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
 
 
 def tune(

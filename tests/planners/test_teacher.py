@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from muninn.bench.maze import plan_is_free, sample_problems
+from muninn.bench.maze_planner import sample_plans
 from muninn.errors import InputError
 from muninn.planners import Teacher, TemporalUnet, UnetConfig, load_teacher, save_teacher
-from muninn.planners.plan import sample_plans
 from muninn.schedule import Schedule
 
 SHIPPED = Path(__file__).parents[2] / "models" / "maze2d" / "teacher.safetensors"

@@ -10,7 +10,13 @@ import numpy as np
 from muninn.bench.maze import EXTENT, WALLS
 from muninn.bench.tables import TITLES
 
-COLOURS = {"full": "#8a97a3", "muninn": "#1f66b0", "fewsteps": "#d1782a", "fixedskip": "#8d5aa5"}
+COLOURS = {
+    "full": "#8a97a3",
+    "muninn": "#1f66b0",
+    "fewsteps": "#d1782a",
+    "fixedskip": "#8d5aa5",
+    "dpmsolver": "#3f8f5b",
+}
 Arrays = dict[str, Any]
 
 
@@ -74,7 +80,7 @@ def evaluated_steps(arrays: Arrays) -> str:
 
 def deviation_histogram(arrays: Arrays, tolerance: float) -> str:
     """Deviations of the three approximations on a log axis, with the tolerance."""
-    names = ("muninn", "fewsteps", "fixedskip")
+    names = [name for name in COLOURS if name != "full" and f"{name}.deviation" in arrays]
     values = {name: np.maximum(arrays[f"{name}.deviation"], 1e-6) for name in names}
     low = min(value.min() for value in values.values())
     high = max(value.max() for value in values.values())
@@ -117,6 +123,8 @@ def latency(arrays: Arrays) -> str:
     """Cumulative distribution of single-call times."""
     figure, axis = _subplots(1, 1, 9.6, 2.8)
     for name, colour in COLOURS.items():
+        if f"{name}.seconds" not in arrays:
+            continue
         times = np.sort(1e3 * arrays[f"{name}.seconds"])
         share = np.arange(1, len(times) + 1) / len(times)
         axis.step(times, share, where="post", color=colour, label=TITLES[name], linewidth=1.8)

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from muninn.bench.baselines import few_steps
 from muninn.bench.maze import MazeProblem
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.planner import Planner
 from muninn.planners.teacher import Teacher, load_teacher
 from muninn.sampler import Sampler
+from muninn.schedule import FloatArray
 from muninn.solvers import ddim
 
 STATE_CHANNELS = 4
@@ -41,7 +43,7 @@ def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
 def maze_planner(teacher: Teacher, sampler: Sampler | None = None) -> Planner:
     """Diffuser as published, with DDIM: x0 prediction, clipping, every training step."""
     network = teacher.network
-    weight = next(network.parameters())
+    weight = next(network.parameters(), teacher.low)
     return Planner(
         denoiser=InpaintedDenoiser(network),
         sampler=sampler or ddim(teacher.schedule, kind="sample", clip=1.0),
@@ -57,7 +59,34 @@ def maze_contexts(teacher: Teacher, problems: Sequence[MazeProblem]) -> Tensor:
     start = np.array([problem.start for problem in problems])
     goal = np.array([np.concatenate([problem.goal, [0.0, 0.0]]) for problem in problems])
     ends = torch.tensor(np.stack([start, goal], axis=1), dtype=torch.float32)
-    return teacher.normalise(ends).to(next(teacher.network.parameters()).device)
+    return teacher.normalise(ends).to(next(teacher.network.parameters(), teacher.low).device)
+
+
+def sample_plans(
+    teacher: Teacher,
+    problems: Sequence[MazeProblem],
+    seed: int,
+    steps: int | None = None,
+    batch: int = 64,
+) -> FloatArray:
+    """Plans of full compute in world units, (problems, horizon, channels).
+
+    Args:
+        teacher: the planner; its network says where to compute.
+        problems: starts and goals.
+        seed: of the noise; problem ``i`` gets the same noise in any batch.
+        steps: DDIM steps; every training step by default.
+        batch: plans made at a time.
+    """
+    planner = maze_planner(teacher)
+    planner = planner if steps is None else few_steps(planner, steps)
+    contexts = maze_contexts(teacher, problems)
+    plans = []
+    for first in range(0, len(problems), batch):
+        chosen = contexts[first : first + batch]
+        noise = planner.draw_noise(seeds=range(seed + first, seed + first + len(chosen)))
+        plans.append(teacher.unnormalise(planner.sample(chosen, noise=noise)).double().cpu())
+    return torch.cat(plans).numpy()
 
 
 def find_models() -> Path:

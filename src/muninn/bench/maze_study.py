@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 
 from muninn.bench.maze import MazeProblem, sample_problems
 from muninn.bench.maze_planner import find_models, maze_contexts, maze_planner
-from muninn.bench.protocol import Outcomes, Success, compare, summarise
+from muninn.bench.multistep import MultistepPlanner
+from muninn.bench.protocol import Outcomes, Run, Success, compare, fixed_cost, summarise
 from muninn.cached import cache
 from muninn.certificate import Certificate
 from muninn.errors import InputError
@@ -90,6 +92,7 @@ class MazeStudy:
                 timed=timed,
                 task=task,
                 success=self._success(problems) if drive else None,
+                alternatives=self._alternatives,
             )
         result = summarise(
             fast,
@@ -100,6 +103,12 @@ class MazeStudy:
         )
         self._write(out, result, outcomes, problems)
         return result
+
+    def _alternatives(self, count: int) -> dict[str, Run]:
+        if find_spec("diffusers") is None:
+            return {}
+        solver = MultistepPlanner(self.planner, self.teacher.schedule.alpha_bar, count)
+        return {"dpmsolver": fixed_cost(solver.sample, count)}
 
     def _success(self, problems: list[MazeProblem]) -> Success:
         from muninn.bench.maze_rollout import follow

@@ -61,6 +61,7 @@ def compare(
     timed: int,
     task: Task,
     success: Success | None = None,
+    alternatives: Callable[[int], dict[str, Run]] | None = None,
     batch: int = 32,
 ) -> list[Outcomes]:
     """Full, Muninn, FewSteps and FixedSkip on the same calls, the last two at no fewer evaluations.
@@ -71,20 +72,22 @@ def compare(
         timed: batch-1 calls to time per method, interleaved.
         task: progress bars.
         success: ``success(call, trajectory)`` runs the task with a method's plan.
+        alternatives: further methods, given the number of evaluations they may spend.
         batch: calls run together where nothing is timed.
     """
     planner = fast.planner
     runs: dict[str, Run] = {
-        "full": _plain(planner),
+        "full": plain(planner),
         "muninn": lambda context, noise: fast(context, noise=noise),
     }
     outcomes = [_full_outcomes(paired, batch, task)]
     outcomes.append(_outcomes("muninn", runs["muninn"], paired, batch, task))
     count = max(2, math.ceil(outcomes[1].evaluations.mean() - 1e-9))
-    runs["fewsteps"] = _plain(few_steps(planner, count))
+    runs["fewsteps"] = plain(few_steps(planner, count))
     skip = Runtime(planner, fixed_skip(planner, count))
     runs["fixedskip"] = lambda context, noise: skip(context, noise=noise)
-    for name in ("fewsteps", "fixedskip"):
+    runs |= alternatives(count) if alternatives is not None else {}
+    for name in list(runs)[2:]:
         outcomes.append(_outcomes(name, runs[name], paired, batch, task))
     if success is not None:
         for outcome in outcomes:
@@ -100,13 +103,17 @@ def compare(
     return outcomes
 
 
-def _plain(planner: Planner) -> Run:
+def plain(planner: Planner) -> Run:
     """The user's own sampler, without Muninn around it: what a speed-up is measured against."""
-    steps = len(planner.sampler)
+    return fixed_cost(planner.sample, len(planner.sampler))
+
+
+def fixed_cost(sample: Callable[..., Tensor], steps: int) -> Run:
+    """A method that evaluates the network ``steps`` times in every call."""
 
     def run(context: Context, noise: Noise) -> tuple[Tensor, Record]:
         began = time.perf_counter()
-        trajectory = planner.sample(context, noise=noise)
+        trajectory = sample(context, noise=noise)
         rows = len(trajectory)
         record = Record(
             np.full(rows, steps),

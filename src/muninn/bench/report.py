@@ -54,8 +54,9 @@ def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
         "<h2>Side by side</h2>",
         _table(result),
         '<p class="small">Violations and success with 95% Wilson intervals. FewSteps is the same '
-        "sampler with fewer steps, FixedSkip reuses the last output at a fixed stride; both get "
-        "Muninn's mean number of evaluations, rounded up. Times are single calls, methods taking "
+        "sampler with fewer steps, FixedSkip reuses the noise estimate at a fixed stride, "
+        "DPM-Solver++ is diffusers' second-order multistep solver; all get Muninn's mean number "
+        "of evaluations, rounded up. Times are single calls, methods taking "
         f"turns, {result['timed_calls']} each.</p>",
         "<h2>Plans</h2>",
         _figure(

@@ -9,7 +9,13 @@ from rich.table import Table
 
 from muninn.certificate import Certificate
 
-TITLES = {"full": "Full", "muninn": "Muninn", "fewsteps": "FewSteps", "fixedskip": "FixedSkip"}
+TITLES = {
+    "full": "Full",
+    "muninn": "Muninn",
+    "fewsteps": "FewSteps",
+    "fixedskip": "FixedSkip",
+    "dpmsolver": "DPM-Solver++",
+}
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:

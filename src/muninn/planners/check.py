@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from muninn.bench.maze import BALL_RADIUS, plan_is_free, sample_problems
-from muninn.planners.plan import sample_plans
+from muninn.bench.maze_planner import sample_plans
+from muninn.bench.statistics import wilson
 from muninn.planners.teacher import load_teacher
 
 PLAN_SEED = 20_000
@@ -21,19 +22,6 @@ PLAN_SEED = 20_000
 
 LOOP_SEED = 30_000
 """Seed of the closed-loop problems."""
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.959964) -> tuple[float, float]:
-    """Return Wilson's score interval of a proportion.
-
-    >>> low, high = wilson_interval(0, 10)
-    >>> round(low, 3), round(high, 3)
-    (0.0, 0.278)
-    """
-    share, spread = successes / trials, z * z / trials
-    centre = (share + spread / 2) / (1 + spread)
-    half = z * ((share * (1 - share) + z * z / (4 * trials)) / trials) ** 0.5 / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     teacher = load_teacher(options.teacher)
     teacher.network.to(torch.device(options.device))
-    settings = {"steps": options.steps, "batch": options.batch, "device": options.device}
+    settings = {"steps": options.steps, "batch": options.batch}
     if options.plans:
         plans = sample_plans(
             teacher, sample_problems(options.plans, PLAN_SEED), PLAN_SEED, **settings
@@ -66,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _report(name: str, count: int, total: int) -> None:
-    low, high = wilson_interval(count, total)
+    low, high = wilson(count, total)
     print(
         f"{name}: {count}/{total} = {count / total:.3f} (95% {low:.3f} to {high:.3f})", flush=True
     )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from muninn.bench.maze_controller import TIME_STEP
 from muninn.bench.maze_data import FRAME_STRIDE, load_runs
-from muninn.planners.plan import STATE_CHANNELS, inpaint
+from muninn.bench.maze_planner import STATE_CHANNELS, inpaint_ends
 from muninn.planners.teacher import Teacher, save_teacher
 from muninn.planners.unet import TemporalUnet, UnetConfig
 from muninn.planners.windows import PlanSource, split_runs, symmetric_limits
@@ -101,7 +101,7 @@ class PlanLoss(nn.Module):
         """Return the loss per plan, ``(batch,)``, of plans ``(batch, horizon, channels)``."""
         signal, spread = self.signal[t], self.noise[t]
         noisy = signal[:, None, None] * clean + spread[:, None, None] * noise
-        noisy = inpaint(noisy, clean[:, 0, :STATE_CHANNELS], clean[:, -1, :STATE_CHANNELS])
+        noisy = inpaint_ends(noisy, clean[:, :: clean.shape[1] - 1, :STATE_CHANNELS])
         error: Tensor = (self.network(noisy, t) - clean) / self.network.gain[t][:, None, None]
         return error.square().mean(dim=(1, 2))
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from muninn.bench.maze import sample_problems
-from muninn.planners.plan import endpoints, inpaint, sample_plans
+from muninn.bench.maze_planner import inpaint_ends, maze_contexts, sample_plans
 from muninn.planners.teacher import Teacher
 from muninn.schedule import Schedule
 
@@ -34,12 +34,11 @@ def constant_teacher(value: float) -> Teacher:
     return Teacher(network, -limit, limit, 16, Schedule.cosine(10), 0.03)  # type: ignore[arg-type]
 
 
-def test_inpainting_sets_states_only_and_copies() -> None:
-    x, start, goal = torch.zeros(2, 8, 6), torch.ones(2, 4), -torch.ones(2, 4)
-    out = inpaint(x, start, goal)
-    assert not x.any()
-    assert torch.equal(out[:, 0, :4], start)
-    assert torch.equal(out[:, -1, :4], goal)
+def test_inpainting_sets_states_only() -> None:
+    ends = torch.stack([torch.ones(2, 4), -torch.ones(2, 4)], dim=1)
+    out = inpaint_ends(torch.zeros(2, 8, 6), ends)
+    assert torch.equal(out[:, 0, :4], ends[:, 0])
+    assert torch.equal(out[:, -1, :4], ends[:, 1])
     assert not out[:, 1:-1].any()
     assert not out[:, :, 4:].any()
 
@@ -50,7 +49,7 @@ def test_the_chain_ends_at_the_clipped_prediction_between_its_ends(
 ) -> None:
     teacher = constant_teacher(predicted)
     plans = teacher.normalise(torch.tensor(sample_plans(teacher, PROBLEMS, seed=0)))
-    start, goal = endpoints(teacher, PROBLEMS)
+    start, goal = maze_contexts(teacher, PROBLEMS).unbind(dim=1)
     torch.testing.assert_close(plans[:, 0, :4].float(), start)
     torch.testing.assert_close(plans[:, -1, :4].float(), goal)
     torch.testing.assert_close(plans[:, 1:-1], torch.full_like(plans[:, 1:-1], kept))
@@ -59,7 +58,7 @@ def test_the_chain_ends_at_the_clipped_prediction_between_its_ends(
 def test_every_evaluation_sees_the_endpoints() -> None:
     teacher = constant_teacher(0.0)
     sample_plans(teacher, PROBLEMS, seed=0, steps=4)
-    start, goal = endpoints(teacher, PROBLEMS)
+    start, goal = maze_contexts(teacher, PROBLEMS).unbind(dim=1)
     inputs = teacher.network.inputs
     assert len(inputs) == 4
     for x in inputs:
@@ -78,7 +77,8 @@ def test_noise_does_not_depend_on_the_batch() -> None:
 
 def test_problems_become_endpoints_at_rest() -> None:
     teacher = constant_teacher(0.0)
-    start, goal = (teacher.unnormalise(end).numpy() for end in endpoints(teacher, PROBLEMS))
+    ends = teacher.unnormalise(maze_contexts(teacher, PROBLEMS))
+    start, goal = (end.numpy() for end in ends.unbind(dim=1))
     np.testing.assert_allclose(start, [problem.start for problem in PROBLEMS], atol=1e-5)
     np.testing.assert_allclose(goal[:, :2], [problem.goal for problem in PROBLEMS], atol=1e-5)
     np.testing.assert_allclose(goal[:, 2:], 0.0, atol=1e-6)

@@ -1,0 +1,66 @@
+"""Running a gap: the sampler's steps between two evaluations, on forecast predictions.
+
+Forecasts do not depend on the state, so where a step is affine in the state (no noise, and x0
+either unclipped or forecast itself) a whole gap is one weighted sum instead of a loop of small
+operations. Conditioning is the caller's: it belongs to states that the network or the user sees.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from muninn.forecast import Weights, weighted_sum
+from muninn.planner import Noise
+from muninn.sampler import Kind, Sampler
+
+LARGEST = 1 << 24
+"""Numbers in the intermediate of a collapsed gap; larger batches step through it instead."""
+
+
+def run_gap(
+    sampler: Sampler,
+    x: Tensor,
+    weights: Weights,
+    values: list[Tensor],
+    first: int,
+    kind: Kind,
+    noise: Noise,
+    rows: Tensor | slice,
+) -> Tensor:
+    """State after the steps ``first``, ``first + 1``, ..., one per row of ``weights``.
+
+    Args:
+        sampler: the steps.
+        x: state before step ``first``, (rows, *shape).
+        weights: of the known values in the forecast of each step.
+        values: known values of the forecast quantity, oldest first, each (rows, *shape).
+        first: first step of the gap.
+        kind: the forecast quantity.
+        noise: draws of the call, for steps that add noise.
+        rows: which rows of the call ``x`` holds.
+    """
+    collapsed = sampler.collapse(first, first + len(weights), kind)
+    if collapsed is None or x.numel() * len(weights) > LARGEST:
+        for step, row in enumerate(weights, start=first):
+            x = sampler.step(x, weighted_sum(row, values), step, noise.at(step, rows), kind)
+        return x
+    carry, effects = collapsed
+    columns = _columns(weights, x.ndim - 1, x.device)
+    newest = values[len(values) - len(columns) :]
+    forecasts = newest[0][:, None] * columns[0]
+    for value, column in zip(newest[1:], columns[1:], strict=True):
+        forecasts.addcmul_(value[:, None], column)
+    if sampler.clip is not None:
+        forecasts.clamp_(-sampler.clip, sampler.clip)
+    (effect,) = _columns(tuple((value,) for value in effects), x.ndim - 1, x.device)
+    return (x * carry).add_(forecasts.mul_(effect).sum(dim=1))
+
+
+@functools.lru_cache(maxsize=16384)
+def _columns(weights: Weights, dims: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Columns of a table of weights, each (gap, 1, ..., 1) with ``dims`` trailing ones."""
+    table = torch.tensor(weights, dtype=torch.float32, device=device)
+    return tuple(column.view(-1, *[1] * dims) for column in table.unbind(dim=1))
