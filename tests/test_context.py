@@ -7,7 +7,7 @@ import collections
 import pytest
 import torch
 
-from muninn.context import batch_size, digest, select, tensors, to_device
+from muninn.context import batch_size, digest, select, tensors
 from muninn.errors import InputError
 
 Scene = collections.namedtuple("Scene", ["start", "goal"])
@@ -63,12 +63,6 @@ def test_batch_size_is_that_of_every_tensor_or_none_without_tensors() -> None:
     assert batch_size(torch.zeros(5, 2)) == 5
     assert batch_size(None) is None
     assert batch_size({"prompt": "go"}) is None
-
-
-def test_to_device_moves_every_tensor() -> None:
-    moved = to_device(nest(), torch.device("meta"))
-    assert all(tensor.device.type == "meta" for _, tensor in tensors(moved))
-    assert len(list(tensors(moved))) == 3 and moved["scale"] == 2.5
 
 
 def test_digest_depends_on_values_shapes_dtypes_and_places() -> None:

@@ -101,4 +101,6 @@ def cache(
             raise
         log_once(f"running full compute: {error}")
         return CachedPlanner(planner, None, on_failure, str(error))
+    if certificate.identity["model"]["weights"] is None:
+        log_once("no weights were found in the denoiser, so the certificate cannot check them")
     return CachedPlanner(planner, certificate, on_failure)

@@ -121,6 +121,8 @@ class Certificate:
             else f"{self.tolerance_name}(context)"
         )
         what = "calls" if self.unit == "call" else "episodes (worst call)"
+        if self.loop == "closed" and self.unit == "call":
+            what = "episodes, looked at in one call drawn at random,"
         certainty = (
             "averaged over calibrations"
             if self.confidence is None
@@ -139,7 +141,7 @@ class Certificate:
         now = library_versions()
         for library in ("muninn", "torch"):
             was, here = self.versions[library], now[library]
-            if was.split(".")[0] != here.split(".")[0]:
+            if _major(was) != _major(here):
                 found.append(f"versions.{library}: certificate {was}, here {here}")
         return found
 
@@ -204,16 +206,16 @@ class Certificate:
         """
         path = Path(path)
         data, checksum, arrays = _read(path)
-        if checksum != _checksum(data, arrays):
-            raise CertificateError(
-                f"{path}: field 'checksum' does not match the content; the file was damaged or "
-                "edited. Calibrate again or restore a copy"
-            )
         schema = data.get("schema")
         if schema != SCHEMA:
             raise CertificateError(
                 f"{path}: field 'schema' is {schema}, this version of Muninn reads {SCHEMA}; "
                 "upgrade muninn-diffusion or calibrate again"
+            )
+        if checksum != _checksum(data, arrays):
+            raise CertificateError(
+                f"{path}: field 'checksum' does not match the content; the file was damaged or "
+                "edited. Calibrate again or restore a copy"
             )
         try:
             return cls(
@@ -259,6 +261,12 @@ def _read(path: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
         raise CertificateError(
             f"{path}: field '{_KEY}' is damaged ({error}). Calibrate again or restore a copy"
         ) from error
+
+
+def _major(version: str) -> list[str]:
+    """The part of a version within which nothing that matters changes; 0.x counts x."""
+    parts = version.split(".")
+    return parts[:2] if parts[0] == "0" else parts[:1]
 
 
 def _checksum(data: dict[str, Any], arrays: dict[str, Any]) -> str:

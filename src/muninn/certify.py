@@ -18,7 +18,7 @@ from sklearn.isotonic import IsotonicRegression
 from muninn.certificate import Bound, Certificate, library_versions
 from muninn.context import Context, batch_size
 from muninn.errors import CalibrationError, InputError
-from muninn.journal import Journal
+from muninn.journal import Journal, callable_digest, code_digest
 from muninn.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
 from muninn.paired import PairedCalls, call_seed
 from muninn.plan import Family
@@ -114,7 +114,8 @@ def calibrate(
             "units": units.identity(),
             "family": None if family is None else family.to_json(),
             "settings": settings,
-            "versions": library_versions(),
+            "functions": [callable_digest(part) for part in (deviation, tolerance)],
+            "versions": {**library_versions(), "code": code_digest()},
         },
     )
     rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")

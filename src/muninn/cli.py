@@ -40,7 +40,7 @@ def main() -> None:
     """Run the command line; a Muninn error is one clear line and exit code 2."""
     try:
         app()
-    except MuninnError as error:
+    except (MuninnError, OSError) as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False)
         sys.exit(2)
 
@@ -57,7 +57,7 @@ def demo(
     tolerance: ToleranceOption = 0.002,
     risk: RiskOption = 0.05,
     confidence: ConfidenceOption = 0.95,
-    seed: Seed = 0,
+    seed: Seed = 7,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
 ) -> None:
     """Certify the bundled Maze2D planner live, race it against the alternatives, write a report."""
@@ -68,6 +68,7 @@ def demo(
     from muninn.certify import calibrate as certify
 
     study = MazeStudy.of(bundled_teacher(), seed)
+    journal = out / "calibration.jsonl"
     console.print(f"[bold]1. Certify[/] on {calls} fresh calls: {tolerance:g} at risk {risk:g}")
     certificate = certify(
         study.planner,
@@ -77,9 +78,10 @@ def demo(
         confidence=confidence or None,
         family=bundled_family(seed),
         seed=seed,
-        resume=out / "calibration.jsonl",
+        resume=journal,
     )
     certificate.save(out / "maze2d.muninn.safetensors")
+    journal.unlink()  # finished: the next demo certifies anew
     console.print(certificate.promise())
     console.print(f"[bold]2. Plan[/] {test_calls} held-out calls with every method")
     result = study.evaluate(
@@ -149,7 +151,10 @@ def calibrate(
 
     if objective not in ("evaluations", "time"):
         raise InputError(f"--objective is evaluations or time, got {objective!r}")
+    if family is not None and save_family is not None:
+        raise InputError("--save-family keeps a newly tuned family; leave --family out")
     study = maze_study.MazeStudy.of(_teacher(teacher), seed)
+    journal = out.with_suffix(".jsonl")
     certificate = certify(
         study.planner,
         study.contexts(maze_study.CALIBRATE, calls),
@@ -160,9 +165,10 @@ def calibrate(
         family=None if family is None else maze_study.load_family(family, seed),
         objective="time" if objective == "time" else "evaluations",
         seed=seed,
-        resume=out.with_suffix(".jsonl"),
+        resume=journal,
     )
     certificate.save(out)
+    journal.unlink()
     if save_family is not None:
         maze_study.save_family(save_family, certificate.family, seed, _command())
     print_certificate(console, certificate)
@@ -224,6 +230,31 @@ def coverage(
     criteria = run_coverage(out, quick=quick, seed=seed, command=_command())
     for criterion in criteria:
         console.print(str(criterion), highlight=False)
+
+
+@bench.command("few-steps")
+def few_steps(
+    out: Annotated[Path, typer.Option(help="Table to write.")] = Path(
+        "results/maze2d/few_steps.csv"
+    ),
+    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 220,
+    seed: Seed = 0,
+) -> None:
+    """How close plain DDIM with fewer steps comes on the bundled planner: the cheap alternative."""
+    import csv
+
+    from muninn.bench.maze_planner import bundled_teacher
+    from muninn.bench.maze_study import MazeStudy
+
+    study = MazeStudy.of(bundled_teacher(), seed)
+    counts = (4, 6, 8, 10, 15, 20, 30, 50, 80)
+    rows = study.few_step_table(counts, calls, (0.002, 0.01, 0.05))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    console.print(out.read_text())
 
 
 def _teacher(path: Path | None) -> Teacher:

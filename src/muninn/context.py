@@ -25,10 +25,14 @@ def _map(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
     if isinstance(context, dict):
         return {key: _map(value, change) for key, value in context.items()}
     if isinstance(context, tuple | list):
-        values = [_map(value, change) for value in context]
-        named = hasattr(context, "_fields")  # a named tuple takes its values one by one
-        return type(context)(*values) if named else type(context)(values)
+        return _like(context, [_map(value, change) for value in context])
     return context
+
+
+def _like(sequence: Any, values: list[Any]) -> Any:
+    """The values in a sequence of the same type; a named tuple takes them one by one."""
+    kind = type(sequence)
+    return kind(*values) if hasattr(sequence, "_fields") else kind(values)
 
 
 def tensors(context: Context, path: str = "context") -> Iterator[tuple[str, Tensor]]:
@@ -58,15 +62,8 @@ def concatenate(contexts: list[Context]) -> Context:
     if isinstance(first, dict):
         return {key: concatenate([context[key] for context in contexts]) for key in first}
     if isinstance(first, tuple | list):
-        return type(first)(
-            concatenate([context[place] for context in contexts]) for place in range(len(first))
-        )
+        return _like(first, [concatenate(list(parts)) for parts in zip(*contexts, strict=True)])
     return first
-
-
-def to_device(context: Context, device: torch.device) -> Context:
-    """The same nest with every tensor on ``device``."""
-    return _map(context, lambda tensor: tensor.to(device))
 
 
 def batch_size(context: Context) -> int | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -82,7 +83,6 @@ class GradientGuidance:
         self.denoiser = denoiser
         self.objective = objective
         self.scale = scale
-        self._kind = sampler.kind
         # d prediction / d eps at fixed x, from x = signal * x0 + noise * eps
         factors = {}
         for step in sampler.steps:
@@ -179,24 +179,43 @@ def _parts(holder: Any) -> list[Any]:
     return parts
 
 
-def _weights(holder: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor a denoiser computes with: weights of modules, closures, globals, attributes."""
-    if depth > 5 or id(holder) in seen or isinstance(holder, ModuleType | type | str | bytes):
+def _contents(holder: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str, bytes, int]]:
+    """(name, bytes, count) of all a denoiser computes with, as far as it can be reached.
+
+    Tensors and arrays of modules, closures, globals and attributes; settings of modules that are
+    floats, strings or flags (``training`` among them). Integers are left out: they are often
+    counters, which change from call to call.
+    """
+    if depth > 5 or id(holder) in seen or isinstance(holder, ModuleType | type | bytes):
         return
     seen.add(id(holder))
     if isinstance(holder, nn.Module):
         for name, value in holder.state_dict().items():
             if isinstance(value, Tensor):
-                yield f"{type(holder).__qualname__}.{name}", value
+                yield name, *_bytes(value)
+        for name, module in holder.named_modules():
+            for key, setting in sorted(vars(module).items()):
+                if isinstance(setting, float | str | bool):
+                    yield f"{name}.{key}", repr(setting).encode(), 0
     elif isinstance(holder, Tensor):
-        yield "tensor", holder
+        yield "tensor", *_bytes(holder)
+    elif isinstance(holder, np.ndarray):
+        yield "array", np.ascontiguousarray(holder).tobytes(), holder.size
+    elif isinstance(holder, float):
+        yield "number", repr(holder).encode(), 0
     else:
         for part in _parts(holder):
-            yield from _weights(part, seen, depth + 1)
+            yield from _contents(part, seen, depth + 1)
+
+
+def _bytes(tensor: Tensor) -> tuple[bytes, int]:
+    data = tensor.detach().cpu().contiguous()
+    raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{tuple(data.shape)}{data.dtype}".encode() + raw, data.numel()
 
 
 def fingerprint(denoiser: Denoiser) -> dict[str, Any]:
-    """Identity of a denoiser: hash of every weight it can reach, its name, and its guidance.
+    """Identity of a denoiser: hash of all it computes with, its name, and its guidance.
 
     ``weights`` is None where no tensor was found: then a certificate cannot tell this denoiser
     from another of the same name.
@@ -204,15 +223,13 @@ def fingerprint(denoiser: Denoiser) -> dict[str, Any]:
     if not callable(denoiser):
         raise InputError(f"a denoiser must be callable, got {type(denoiser).__name__}")
     state = hashlib.sha256()
-    count = 0
-    for name, value in _weights(denoiser, set()):
-        data = value.detach().cpu().contiguous()
-        state.update(f"{name}{tuple(data.shape)}{data.dtype}".encode())
-        state.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
-        count += data.numel()
+    numbers = 0
+    for name, content, count in _contents(denoiser, set()):
+        state.update(name.encode() + b":" + content)
+        numbers += count
     return {
         "denoiser": getattr(denoiser, "__qualname__", type(denoiser).__qualname__),
-        "parameters": count,
-        "weights": state.hexdigest()[:32] if count else None,
+        "parameters": numbers,
+        "weights": state.hexdigest()[:32] if numbers else None,
         "guidance": _described(denoiser),
     }

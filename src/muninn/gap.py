@@ -16,8 +16,8 @@ from muninn.forecast import Weights, weighted_sum
 from muninn.planner import Noise
 from muninn.sampler import Kind, Sampler
 
-LARGEST = 1 << 24
-"""Numbers in the intermediate of a collapsed gap; larger batches step through it instead."""
+LARGEST = 1 << 20
+"""Numbers per trajectory in the intermediate of a collapsed gap; larger gaps are stepped."""
 
 
 def run_gap(
@@ -43,7 +43,7 @@ def run_gap(
         rows: which rows of the call ``x`` holds.
     """
     collapsed = sampler.collapse(first, first + len(weights), kind)
-    if collapsed is None or x.numel() * len(weights) > LARGEST:
+    if collapsed is None or x[0].numel() * len(weights) > LARGEST:
         for step, row in enumerate(weights, start=first):
             x = sampler.step(x, weighted_sum(row, values), step, noise.at(step, rows), kind)
         return x

@@ -6,12 +6,33 @@ entry is either whole or ignored; a truncated last line (power loss, full disk) 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from muninn.errors import CalibrationError
+
+
+def code_digest() -> str:
+    """Hash of Muninn's own source: measurements of other code are not resumed."""
+    state = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        state.update(path.read_bytes())
+    return state.hexdigest()[:16]
+
+
+def callable_digest(function: object) -> str:
+    """Name and hash of a function's code, constants and captured settings (floats, strings)."""
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    code = getattr(function, "__code__", None)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    held = [value for value in cells if isinstance(value, float | str | bool)]
+    text = repr((code and (code.co_code, code.co_consts, code.co_names), held))
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # addresses of nested code mean nothing
+    return f"{name}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Journal:

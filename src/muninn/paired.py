@@ -111,7 +111,7 @@ class PairedCalls:
 
     def contexts(self, calls: list[int]) -> Context:
         """The contexts of some calls."""
-        return select(self.context, torch.tensor(calls, device=self.planner.device))
+        return select(self.context, torch.tensor(calls))
 
     def tolerance(self, tolerance: Tolerance, calls: list[int]) -> FloatArray:
         """The tolerance of some calls, (len(calls),)."""
@@ -128,7 +128,7 @@ class PairedCalls:
     def measure(self, program: Program, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""
         full = self.full(calls)
-        runtime = Runtime(self.planner, program)
+        runtime = Runtime(self.planner, program, strict=True)
         cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
         deviation = measure(self.metric, full, cached.to(full.dtype))
         return Measured(deviation, record.estimate, record.evaluations)

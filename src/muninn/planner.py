@@ -48,7 +48,9 @@ class Planner:
         sampler: the step table; :func:`muninn.sampler.ddim` and friends build it.
         shape: of one trajectory, (horizon, dim).
         condition: ``condition(x, context) -> x`` writes known entries (start, goal, history)
-            into a state; may work in place.
+            into a state; may work in place. It is applied to every state that the network or the
+            user sees, not inside a gap of forecasts: for entries that are overwritten that is
+            the same; a condition that changes others (a projection) is cached less accurately.
         condition_when: ``before`` every evaluation and once at the end (Diffuser, CleanDiffuser,
             diffusion_policy), or only ``after`` every step, leaving x_T as drawn.
         device, dtype: of the states.

@@ -56,7 +56,12 @@ class Runtime:
     """Runs one program on one planner. Holds weights of the forecast, no state of any call."""
 
     def __init__(
-        self, planner: Planner, program: Program, *, on_failure: OnFailure = "full"
+        self,
+        planner: Planner,
+        program: Program,
+        *,
+        on_failure: OnFailure = "full",
+        strict: bool = False,
     ) -> None:
         if on_failure not in ("full", "error"):
             raise InputError(f"on_failure is 'full' or 'error', got {on_failure!r}")
@@ -69,6 +74,7 @@ class Runtime:
         self.planner = planner
         self.program = program
         self.on_failure = on_failure
+        self._strict = strict  # calibration: only NaN and Inf may fall back, the rest is a bug
         self._forecaster = Forecaster(program.forecast, planner.sampler)
 
     @torch.no_grad()
@@ -92,7 +98,7 @@ class Runtime:
         try:
             self._run(run, noise, context)
         except DenoiserError as error:
-            if self.on_failure == "error":
+            if self.on_failure == "error" or self._strict:
                 raise
             run.failed = dict.fromkeys(range(len(run.after)), str(error))
         if run.failed:

@@ -21,7 +21,7 @@ from muninn.anchors import (
     segment_costs,
 )
 from muninn.errors import InputError
-from muninn.forecast import Forecast
+from muninn.forecast import ORDERS, Forecast
 from muninn.journal import Journal
 from muninn.metrics import Metric, Tolerance, resolve
 from muninn.paired import PairedCalls
@@ -35,7 +35,6 @@ from muninn.search import Search
 Objective = Literal["evaluations", "time"]
 
 SMALL = 32  # calls for the first rounds
-ORDERS = (0, 1, 2, 3)
 MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (0.0, 1.5, 3.0))
 STATIC_SPREAD = (2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
 ADAPTIVE_SPREAD = (0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)

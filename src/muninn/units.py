@@ -7,14 +7,16 @@ because a cached policy visits other states than the full one.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from muninn.context import Context, batch_size, concatenate, digest
+from muninn.context import Context, batch_size, concatenate, digest, select
 from muninn.errors import InputError
 from muninn.metrics import Metric, Tolerance, measure, tolerances
 from muninn.paired import PairedCalls, call_seed, full_compute
@@ -143,7 +145,8 @@ class OpenLoop:
 
     def identity(self) -> dict[str, Any]:
         """Content of the calls."""
-        return {"calls": digest(self._paired.context), "count": self.count}
+        grouping = hashlib.sha256(repr(self._calls).encode()).hexdigest()[:16]
+        return {"calls": digest(self._paired.context), "count": self.count, "units": grouping}
 
     def for_tuning(self, units: Sequence[int]) -> PairedCalls:
         """The calls of the tuning units, with noise of their own."""
@@ -192,7 +195,7 @@ class ClosedLoop:
 
     def _episode(self, program: Program, unit: int) -> Outcome:
         outcome = Outcome([], [], [], [])
-        runtime = Runtime(self._planner, program)
+        runtime = Runtime(self._planner, program, strict=True)
 
         def plan(context: Context) -> Tensor:
             if batch_size(context) not in (None, 1):
@@ -233,7 +236,7 @@ class ClosedLoop:
         def plan(context: Context) -> Tensor:
             # Not (seed, unit, call): no certify episode may share its noise with tuning.
             seed = call_seed(self._seed, self.count, len(met))
-            met.append(context)
+            met.append(select(context, torch.arange(1)))  # a copy: simulators reuse buffers
             return self._planner.sample(context, noise=self._planner.draw_noise(seeds=[seed]))
 
         for unit in units:

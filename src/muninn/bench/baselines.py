@@ -24,7 +24,7 @@ def few_steps(planner: Planner, count: int) -> Planner:
     """The same model sampled with ``count`` deterministic DDIM (or Euler) steps.
 
     Each step goes exactly to the state at which the next one starts, from the noisiest state to
-    the clean trajectory: the strongest plain few-step sampler, free of rounding mismatches.
+    the clean trajectory.
     """
     sampler = planner.sampler
     if sampler.stochastic:
@@ -51,6 +51,7 @@ def few_steps(planner: Planner, count: int) -> Planner:
         flow=sampler.flow,
         clip=sampler.clip,
         keep_epsilon=sampler.keep_epsilon,
+        velocity_sign=sampler.velocity_sign,
         details={"of": sampler.describe()},
     )
     return replace(planner, sampler=fewer)
@@ -59,7 +60,8 @@ def few_steps(planner: Planner, count: int) -> Planner:
 def fixed_skip(planner: Planner, count: int) -> Program:
     """Evaluations at a fixed stride; in between the noise estimate is reused, as in the paper.
 
-    (Reusing x0 instead would be :func:`few_steps`: a DDIM step with x0 held composes exactly.)
+    With deterministic DDIM this is :func:`few_steps` up to clipping: a step with its prediction
+    held, epsilon or x0, composes exactly with the next.
     """
     sampler = planner.sampler
     held: Kind = "velocity" if sampler.flow else "epsilon"

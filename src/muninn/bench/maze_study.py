@@ -7,6 +7,7 @@ array behind it) and, after calibration, the certificate. ``muninn report`` draw
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import safetensors.numpy
 import torch
 
+from muninn.bench.baselines import few_steps
 from muninn.bench.maze import MazeProblem, sample_problems
 from muninn.bench.maze_planner import find_models, maze_contexts, maze_planner
 from muninn.bench.multistep import MultistepPlanner
@@ -23,7 +25,7 @@ from muninn.bench.protocol import Outcomes, Run, Success, compare, fixed_cost, s
 from muninn.cached import cache
 from muninn.certificate import Certificate
 from muninn.errors import InputError
-from muninn.metrics import resolve
+from muninn.metrics import measure, resolve, rms_step
 from muninn.paired import PairedCalls, call_seed
 from muninn.plan import Family
 from muninn.planner import Planner
@@ -31,7 +33,7 @@ from muninn.planners.teacher import Teacher
 from muninn.progress import bars
 from muninn.schedule import FloatArray
 
-TUNE, CALIBRATE, TEST = 1, 2, 3
+CALIBRATE, TEST = 2, 3
 """Streams of problems: split by purpose, so that no call serves two."""
 
 
@@ -104,6 +106,32 @@ class MazeStudy:
         self._write(out, result, outcomes, problems)
         return result
 
+    def few_step_table(
+        self, counts: Sequence[int], calls: int, tolerances: Sequence[float], progress: bool = True
+    ) -> list[dict[str, float]]:
+        """What plain DDIM with fewer steps gives on the test calls, one row per number of steps."""
+        contexts = self.contexts(TEST, calls)
+        paired = PairedCalls(self.planner, contexts, calls, rms_step, call_seed(self.seed, TEST, 1))
+        rows = []
+        with bars(progress) as task:
+            for count in counts:
+                planner = few_steps(self.planner, count)
+                advance = task(f"DDIM with {count} steps", calls)
+                parts = []
+                for at in range(0, calls, 32):
+                    chosen = list(range(at, min(at + 32, calls)))
+                    plans = planner.sample(paired.contexts(chosen), noise=paired.noise(chosen))
+                    parts.append(measure(rms_step, paired.full(chosen), plans))
+                    advance(len(chosen))
+                deviation = np.concatenate(parts)
+                row = {"steps": count, "calls": calls, "deviation_p50": np.median(deviation)}
+                row["deviation_p95"] = np.quantile(deviation, 0.95)
+                row["deviation_max"] = deviation.max()
+                for tolerance in tolerances:
+                    row[f"share_beyond_{tolerance:g}"] = (deviation > tolerance).mean()
+                rows.append({name: float(value) for name, value in row.items()})
+        return rows
+
     def _alternatives(self, count: int) -> dict[str, Run]:
         if find_spec("diffusers") is None:
             return {}
@@ -147,7 +175,7 @@ class MazeStudy:
 
 
 def save_family(path: Path, family: Family, seed: int, command: str) -> None:
-    """Write a family with the seed of the calls it was tuned on."""
+    """Write a newly tuned family with the seed of the calls it was tuned on."""
     document = {"command": command, "seed": seed, "family": family.to_json()}
     path.write_text(json.dumps(document, indent=1) + "\n")
 

@@ -32,18 +32,20 @@ class MultistepPlanner:
         self._planner = planner
         self._count = count
         before = np.concatenate([[1.0], alpha_bar[:-1]])
-        self._options = {
+        options = {
             "num_train_timesteps": len(alpha_bar),
             "trained_betas": (1.0 - alpha_bar / before).tolist(),
             "prediction_type": _PREDICTIONS[planner.sampler.kind],
             "algorithm_type": "dpmsolver++",
             "solver_order": 2,
         }
+        self._scheduler = _scheduler(options)
 
     @torch.no_grad()
     def sample(self, context: Context, *, noise: Noise) -> Tensor:
         """Trajectories (batch, horizon, dim) from the given initial noise."""
-        scheduler = self._scheduler()
+        scheduler = self._scheduler
+        scheduler.set_timesteps(self._count)  # also forgets the last call
         planner, clip = self._planner, self._planner.sampler.clip
         x = planner.start(noise, context)
         for timestep in scheduler.timesteps.tolist():
@@ -56,13 +58,12 @@ class MultistepPlanner:
                 x = planner.condition(x, context)
         return x
 
-    def _scheduler(self) -> Any:
-        try:
-            from diffusers import DPMSolverMultistepScheduler
-        except ImportError as error:
-            raise InputError(
-                "the DPM-Solver++ baseline needs diffusers: pip install muninn-diffusion[diffusers]"
-            ) from error
-        scheduler = DPMSolverMultistepScheduler(**self._options)
-        scheduler.set_timesteps(self._count)
-        return scheduler
+
+def _scheduler(options: dict[str, Any]) -> Any:
+    try:
+        from diffusers import DPMSolverMultistepScheduler
+    except ImportError as error:
+        raise InputError(
+            "the DPM-Solver++ baseline needs diffusers: pip install muninn-diffusion[diffusers]"
+        ) from error
+    return DPMSolverMultistepScheduler(**options)

@@ -40,6 +40,7 @@ class Outcomes:
         trajectories: (calls, horizon, dim), in the coordinates of the model.
         success: per call, or None if the task was not run.
         seconds: of single timed calls.
+        single_deviation: of those calls, from full compute at batch 1 as well.
         bound, estimate, evaluated: of the cached planner's records, else None.
     """
 
@@ -49,6 +50,7 @@ class Outcomes:
     trajectories: npt.NDArray[np.float32]
     success: npt.NDArray[np.bool_] | None = None
     seconds: FloatArray = field(default_factory=lambda: np.zeros(0))
+    single_deviation: FloatArray = field(default_factory=lambda: np.zeros(0))
     bound: FloatArray | None = None
     estimate: FloatArray | None = None
     evaluated: npt.NDArray[np.bool_] | None = None
@@ -97,9 +99,13 @@ def compare(
                 done.append(success(call, trajectory.astype(np.float64)))
                 advance(1)
             outcome.success = np.array(done)
-    times = _interleaved_times(runs, paired, timed, task)
+    times, singles = _single_calls(runs, paired, timed, task)
     for outcome in outcomes:
         outcome.seconds = times[outcome.name]
+        outcome.single_deviation = measure(paired.metric, singles["full"], singles[outcome.name])
+    # Full at batch 1 against Full in a batch: what rounding alone does.
+    batched = paired.full([call % paired.count for call in range(timed)])
+    outcomes[0].single_deviation = measure(paired.metric, batched, singles["full"])
     return outcomes
 
 
@@ -162,15 +168,19 @@ def _outcomes(name: str, run: Run, paired: PairedCalls, batch: int, task: Task) 
     )
 
 
-def _interleaved_times(
+def _single_calls(
     runs: dict[str, Run], paired: PairedCalls, timed: int, task: Task
-) -> dict[str, FloatArray]:
-    """Seconds of batch-1 calls; the methods take turns, so drift of the machine hits all alike."""
+) -> tuple[dict[str, FloatArray], dict[str, Tensor]]:
+    """Seconds and trajectories of batch-1 calls.
+
+    The methods take turns, so that drift of the machine hits all alike.
+    """
     if timed < 1:
         raise InputError(f"time at least one call per method, got {timed}")
     advance = task("time single calls", timed)
     names = list(runs)
     times: dict[str, list[float]] = {name: [] for name in names}
+    plans: dict[str, list[Tensor]] = {name: [] for name in names}
     warm_up = 3
     for call in range(-warm_up, timed):
         chosen = [call % paired.count]
@@ -178,13 +188,17 @@ def _interleaved_times(
         for name in names[call % len(names) :] + names[: call % len(names)]:
             _synchronise(paired.planner.device)
             began = time.perf_counter()
-            runs[name](context, noise)
+            trajectory, _ = runs[name](context, noise)
             _synchronise(paired.planner.device)
             if call >= 0:
                 times[name].append(time.perf_counter() - began)
+                plans[name].append(trajectory)
         if call >= 0:
             advance(1)
-    return {name: np.array(values) for name, values in times.items()}
+    return (
+        {name: np.array(values) for name, values in times.items()},
+        {name: torch.cat(parts) for name, parts in plans.items()},
+    )
 
 
 def _synchronise(device: torch.device) -> None:
@@ -232,8 +246,16 @@ def summarise(
         "methods": [_method(outcome, tolerance) for outcome in outcomes],
         "speedup": float(np.median(full.seconds) / np.median(muninn.seconds)),
         "violation_p_value": excess_p_value(
-            int((muninn.deviation > tolerance).sum()), len(muninn.deviation), certificate.risk
+            int((muninn.deviation > tolerance).sum()),
+            len(muninn.deviation),
+            certificate.risk,
+            None if certificate.confidence is not None else certificate.counts["certify"],
         ),
+        "single_calls": {
+            "violations": int((muninn.single_deviation > tolerance).sum()),
+            "deviation_max": float(muninn.single_deviation.max()),
+            "full_against_itself_max": float(full.single_deviation.max()),
+        },
         "success_p_value": None
         if full.success is None or muninn.success is None
         else worse_p_value(full.success, muninn.success),
