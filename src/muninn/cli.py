@@ -51,9 +51,9 @@ def _command() -> str:
 
 @app.command()
 def demo(
-    calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 260,
+    calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 400,
     test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 220,
-    timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 50,
+    timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 120,
     tolerance: ToleranceOption = 0.002,
     risk: RiskOption = 0.05,
     confidence: ConfidenceOption = 0.95,

@@ -125,6 +125,7 @@ class Forecaster:
         self.memory = max(forecast.order + 1, 2)
         self._degree = max(forecast.order, 1)
         self._variable = smooth_variable(sampler)
+        self._places: list[float] = self._variable.tolist()
         self._error_weights = error_weights(sampler, forecast.quantity)
         self.extrapolate = functools.lru_cache(maxsize=4096)(self._extrapolate)
         self.interpolate = functools.lru_cache(maxsize=4096)(self._interpolate)
@@ -151,10 +152,9 @@ class Forecaster:
         It is what the forecast of order k has and that of order k - 1 has not (for order 0:
         linear against hold), up to the polynomial factor in :meth:`growth`.
         """
-        used = self._variable[list(nodes[-(self._degree + 1) :])]
-        if used.size < 2:
+        at = [self._places[node] for node in nodes[-(self._degree + 1) :]]
+        if len(at) < 2:
             return None
-        at = used.tolist()
         return tuple(1.0 / math.prod(here - other for other in at if other != here) for here in at)
 
     def _growth(self, nodes: tuple[int, ...]) -> FloatArray:

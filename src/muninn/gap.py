@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,5 +63,5 @@ def run_gap(
 @functools.lru_cache(maxsize=16384)
 def _columns(weights: Weights, dims: int, device: torch.device) -> tuple[Tensor, ...]:
     """Columns of a table of weights, each (gap, 1, ..., 1) with ``dims`` trailing ones."""
-    table = torch.tensor(weights, dtype=torch.float32, device=device)
-    return tuple(column.view(-1, *[1] * dims) for column in table.unbind(dim=1))
+    table = torch.from_numpy(np.array(weights, dtype=np.float32)).to(device)
+    return table.view(*table.shape, *[1] * dims).unbind(dim=1)

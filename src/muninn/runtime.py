@@ -216,12 +216,17 @@ class Runtime:
                 after = planner.condition(after, own)
         else:
             after = planner.advance(state, prediction, step, xi, own)
+        if step == len(sampler) - 1:
+            run.after[members] = after
+            for row in _rows(members, run):
+                run.due[row] = len(sampler)
+            return
         history = torch.cat([history[:, 1:], newest[:, None]], dim=1)
         if isinstance(members, slice):
             run.history = history
         else:
             run.history[members] = history
-        run.after[members] = after
+        run.after[members] = after  # last: the prediction may be a view of it
         self._plan_ahead(run, step, (*nodes, step)[-self._forecaster.memory :], members, history)
 
     def _plan_ahead(
@@ -241,7 +246,7 @@ class Runtime:
         ready = len(nodes) == self._forecaster.memory
         for row, scale in zip(_rows(members, run), scales, strict=True):
             run.nodes[row] = nodes
-            if row in run.failed or step == steps - 1:
+            if row in run.failed:
                 run.due[row] = steps
                 continue
             used = int(run.evaluations[row])
