@@ -104,6 +104,8 @@ def bound_reliability(arrays: Arrays, risk: float) -> str:
     ends = [0.5 * min(deviation.min(), bound.min()) + 1e-6, 1.5 * max(deviation.max(), bound.max())]
     left.plot(ends, ends, color="#1c2733", linewidth=1)
     left.set(xscale="log", yscale="log", xlabel="bound Dhat", ylabel="true deviation")
+    left.xaxis.set_minor_formatter("")
+    left.yaxis.set_minor_formatter("")
     groups = np.array_split(np.argsort(estimate), 5)
     covered = [(deviation[group] <= bound[group]).mean() for group in groups]
     right.bar(range(1, 6), covered, color=COLOURS["muninn"], width=0.65)
@@ -129,5 +131,5 @@ def latency(arrays: Arrays) -> str:
         share = np.arange(1, len(times) + 1) / len(times)
         axis.step(times, share, where="post", color=colour, label=TITLES[name], linewidth=1.8)
     axis.set(xscale="log", xlabel="time of one call, ms", ylabel="share of calls", ylim=(0, 1.02))
-    axis.legend(frameon=False, loc="lower right")
+    axis.legend(frameon=False, loc="center")
     return _svg(figure)
