@@ -10,7 +10,7 @@ import numpy as np
 
 from muninn.journal import Journal
 from muninn.metrics import Tolerance
-from muninn.paired import PairedCalls
+from muninn.paired import Measured, PairedCalls
 from muninn.plan import Program
 from muninn.progress import Advance
 
@@ -57,16 +57,17 @@ class Search:
         key = f"tune/{name}/{count}"
         stored = self._journal.get(key)
         if stored is None:
-            parts = [
-                self.paired.measure(program, list(range(at, min(at + BATCH, count))))
-                for at in range(0, count, BATCH)
-            ]
-            excess = np.concatenate([part.deviation for part in parts]) / self._tolerance[:count]
-            spent = np.concatenate([part.evaluations for part in parts])
+            measured = Measured.join(
+                [
+                    self.paired.measure(program, list(range(at, min(at + BATCH, count))))
+                    for at in range(0, count, BATCH)
+                ]
+            )
+            excess = measured.deviation / self._tolerance[:count]
             stored = [
                 float(np.quantile(excess, 1.0 - self.share)),
-                float(spent.mean()),
-                int(spent.max()),
+                float(measured.evaluations.mean()),
+                int(measured.evaluations.max()),
             ]
             self._journal.put(key, stored)
         self._advance(1)
