@@ -179,6 +179,29 @@ def test_classifier_free_guidance_is_affine_between_its_two_forwards() -> None:
         torch.testing.assert_close(guided(x, time, shift), expected, rtol=0.0, atol=1e-12)
 
 
+# -- guidance of a prediction that is there already ----------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["classifier-free", "gradient"])
+def test_guiding_a_prediction_is_calling_the_guidance_less_that_forward(kind: str) -> None:
+    sampler = ddim(Schedule.cosine(50), 8, kind="sample")
+    counting = Counting(mixture_denoiser(sampler, SHAPE))
+    guided = (
+        ClassifierFreeGuidance(counting, lambda context: 0.0 * context, 2.5)
+        if kind == "classifier-free"
+        else GradientGuidance(counting, lambda x, t, c: (x**3).flatten(1).sum(1), 0.5, sampler)
+    )
+    x, context, time = torch.randn(4, *SHAPE), torch.randn(4, 2), told(sampler, 4, 4)
+    expected = guided(x, time, context)
+    own = counting.inner(x, time, context)
+    forwards = len(counting.rows)
+    assert torch.equal(guided.guide(own, x, time, context), expected)
+    assert len(counting.rows) - forwards == forwards - 1 == (kind == "classifier-free")
+    moved = guided.guide(own + 1.0, x, time, context) - expected
+    slope = 2.5 if kind == "classifier-free" else 1.0
+    torch.testing.assert_close(moved, torch.full_like(x, slope), rtol=0.0, atol=1e-4)
+
+
 # -- guidance inside a run ---------------------------------------------------------------------
 
 

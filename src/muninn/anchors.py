@@ -47,8 +47,9 @@ class SegmentModel:
     Attributes:
         feed_through: weight of the extrapolation error at the end of a gap, which disturbs the
             evaluation there even when look-back repairs the state.
-        emphasis: how much more an error counts at the noisy end, where it is amplified later;
-            the factor at the first step is ``exp(emphasis)``, at the last 1.
+        emphasis: how much more an error counts at the noisy end; the factor at the first step is
+            ``exp(emphasis)``, at the last 1. Below 0 where later evaluations repair early errors,
+            as those of a deterministic sampler do.
     """
 
     feed_through: float
@@ -112,9 +113,13 @@ def _gap_error(
 
 
 def _size(rows: FloatArray, gram: FloatArray) -> FloatArray:
-    """Root mean square over calls of ``|sum_t row_t prediction_t|``, for each row."""
-    squares = np.einsum("rs,csu,ru->r", rows, gram, rows, optimize=True) / len(gram)
-    size: FloatArray = np.sqrt(np.maximum(squares, 0.0))
+    """Median over calls of ``|sum_t row_t prediction_t|``, for each row.
+
+    A median, because the promise allows some calls to deviate: a mean would spend the plan on the
+    few calls that are about to choose between two routes.
+    """
+    squares = np.einsum("crs,rs->rc", np.einsum("csu,ru->crs", gram, rows, optimize=True), rows)
+    size: FloatArray = np.median(np.sqrt(np.maximum(squares, 0.0)), axis=1)
     return size
 
 

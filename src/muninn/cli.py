@@ -1,4 +1,4 @@
-"""The command line: muninn demo | train | calibrate | evaluate | report | inspect | bench."""
+"""The command line: `muninn --help` lists what it does."""
 
 from __future__ import annotations
 
@@ -216,6 +216,48 @@ def inspect(certificate: Annotated[Path, typer.Argument(help="Certificate file."
     from muninn.certificate import Certificate
 
     print_certificate(console, Certificate.load(certificate))
+
+
+@app.command()
+def ablate(
+    out: Annotated[Path, typer.Option(help="Folder for tables and plots.")] = Path(
+        "results/ablation"
+    ),
+    raw: Annotated[Path, typer.Option(help="Folder for raw cells; what it holds is kept.")] = Path(
+        "runs/ablation"
+    ),
+    quick: Annotated[bool, typer.Option(help="Every table in miniature, under runs/.")] = False,
+    teacher: Annotated[str, typer.Option(help="unet, transformer or both.")] = "both",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    measure: Annotated[
+        bool, typer.Option(help="Measure what is missing; without it only tables and plots.")
+    ] = True,
+) -> None:
+    """The published method, its baselines and ours, side by side; resumes if interrupted."""
+    from muninn.bench.ablation.settings import FULL, QUICK, TEACHERS
+    from muninn.bench.ablation.study import run_study
+    from muninn.bench.ablation.write import write_results
+    from muninn.bench.maze_planner import bundled_teacher
+
+    if teacher not in (*TEACHERS, "both"):
+        raise InputError(f"--teacher is {', '.join(TEACHERS)} or both, got {teacher!r}")
+    tuned = out
+    if quick:
+        raw, out = Path("runs/ablation-quick/raw"), Path("runs/ablation-quick/results")
+    for name in TEACHERS if teacher == "both" else (teacher,):
+        if measure:
+            console.print(f"[bold]{name}[/]: measuring into {raw / name}")
+            run_study(
+                name,
+                bundled_teacher(TEACHERS[name]),
+                raw / name,
+                QUICK if quick else FULL,
+                device=device,
+                command=_command(),
+                families=tuned / name / "families.json" if quick else None,
+            )
+        for line in write_results(raw / name, out / name):
+            console.print(line, highlight=False)
 
 
 @bench.command()

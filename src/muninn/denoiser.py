@@ -45,9 +45,12 @@ class ClassifierFreeGuidance:
     scale: float
 
     def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        conditional = self.denoiser(x, timestep, context)
+        return self.guide(self.denoiser(x, timestep, context), x, timestep, context)
+
+    def guide(self, prediction: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
+        """The effective prediction, given the conditional one; runs the unconditional forward."""
         baseline = self.denoiser(x, timestep, self.unconditional(context))
-        return baseline + self.scale * (conditional - baseline)
+        return baseline + self.scale * (prediction - baseline)
 
     def describe(self) -> dict[str, Any]:
         """Identity for certificates."""
@@ -99,7 +102,10 @@ class GradientGuidance:
         self._factors = torch.tensor(list(factors.values()), dtype=torch.float64)
 
     def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        prediction = self.denoiser(x, timestep, context)
+        return self.guide(self.denoiser(x, timestep, context), x, timestep, context)
+
+    def guide(self, prediction: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
+        """The effective prediction, given the denoiser's own; computes the gradient."""
         with torch.enable_grad():
             point = x.detach().requires_grad_(True)
             value = self.objective(point, timestep, context)

@@ -113,10 +113,11 @@ class Forecaster:
     """A :class:`Forecast` bound to a sampler: weights for histories given by step numbers.
 
     ``nodes`` are the evaluated steps of one trajectory, oldest first, at most ``memory`` of them.
+    ``emphasis`` weighs the error estimate as :class:`muninn.plan.Adaptive` explains.
     Holds no state of any run.
     """
 
-    def __init__(self, forecast: Forecast, sampler: Sampler) -> None:
+    def __init__(self, forecast: Forecast, sampler: Sampler, emphasis: float = 0.0) -> None:
         if forecast.quantity not in sampler.kinds:
             raise InputError(
                 f"{sampler.name} cannot forecast {forecast.quantity!r}; choose from {sampler.kinds}"
@@ -126,7 +127,8 @@ class Forecaster:
         self._degree = max(forecast.order, 1)
         self._variable = smooth_variable(sampler)
         self._places: list[float] = self._variable.tolist()
-        self._error_weights = error_weights(sampler, forecast.quantity)
+        early = 1.0 - np.arange(len(sampler)) / max(len(sampler) - 1, 1)
+        self._error_weights = error_weights(sampler, forecast.quantity) * np.exp(emphasis * early)
         self.extrapolate = functools.lru_cache(maxsize=4096)(self._extrapolate)
         self.interpolate = functools.lru_cache(maxsize=4096)(self._interpolate)
         self.difference = functools.lru_cache(maxsize=4096)(self._difference)

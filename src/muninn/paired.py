@@ -125,6 +125,15 @@ class PairedCalls:
             self._full.update(zip(missing, trajectories, strict=True))
         return torch.stack([self._full[call] for call in calls])
 
+    def remember(self, trajectories: Tensor) -> None:
+        """Take the full trajectories of all calls, (count, ...), from an earlier run."""
+        if len(trajectories) != self.count:
+            raise InputError(
+                f"got {len(trajectories)} full trajectories for {self.count} calls; they must be "
+                "those of the same calls"
+            )
+        self._full = dict(enumerate(trajectories))
+
     def measure(self, program: Program, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""
         full = self.full(calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,12 +90,15 @@ class Adaptive:
         dense: steps at the start that are always evaluated.
         longest: most steps between two evaluations.
         cap: hard limit on evaluations per call; the last step is always among them.
+        emphasis: weight of the estimate at the noisy end, ``exp(emphasis)`` at the first step and
+            1 at the last; below 0 where later evaluations repair early errors.
     """
 
     threshold: float
     dense: int = 3
     longest: int = 1_000_000
     cap: int = 1_000_000
+    emphasis: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0.0:
@@ -104,6 +108,8 @@ class Adaptive:
                 f"need dense >= 1, longest >= 1 and cap >= dense + 1, got dense={self.dense}, "
                 f"longest={self.longest}, cap={self.cap}"
             )
+        if not math.isfinite(self.emphasis):
+            raise InputError(f"emphasis must be finite, got {self.emphasis}")
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
         """First step at which the estimate would pass the threshold."""
@@ -123,6 +129,7 @@ class Adaptive:
             "dense": self.dense,
             "longest": self.longest,
             "cap": self.cap,
+            "emphasis": self.emphasis,
         }
 
 

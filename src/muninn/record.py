@@ -16,6 +16,7 @@ class Record:
         evaluations: denoiser evaluations spent, those of a fall-back included, (batch,).
         evaluated: which sampler steps the program evaluated, (batch, steps).
         estimate: accumulated error estimate, in units of the trajectory, (batch,).
+        charged: what each step contributes to it, (batch, steps), or None.
         bound: per-call bound ``Dhat`` on the deviation, if a certificate gives one, (batch,).
         rank: share of calibration calls with a smaller estimate, if known, (batch,).
         fallback: why a row was run with full compute instead, or None; one per row.
@@ -29,6 +30,7 @@ class Record:
     seconds: float
     bound: npt.NDArray[np.float64] | None = None
     rank: npt.NDArray[np.float64] | None = None
+    charged: npt.NDArray[np.float64] | None = None
 
     @property
     def fallbacks(self) -> int:

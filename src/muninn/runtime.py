@@ -25,7 +25,7 @@ from muninn.denoiser import check_prediction
 from muninn.errors import DenoiserError, InputError
 from muninn.forecast import Forecaster, Weights, weighted_sum
 from muninn.gap import run_gap
-from muninn.plan import Program, Static
+from muninn.plan import Adaptive, Program, Static
 from muninn.planner import Noise, Planner
 from muninn.record import Record
 
@@ -38,7 +38,7 @@ _SUM = torch.float64  # finite terms of any dtype cannot overflow it
 
 
 @dataclass
-class _Run:
+class RunState:
     """Mutable state of one call; lives and dies inside :func:`run`."""
 
     after: Tensor  # state right after each row's last evaluation; at first x_T
@@ -47,7 +47,7 @@ class _Run:
     due: list[int]
     evaluations: npt.NDArray[np.int64]
     evaluated: npt.NDArray[np.bool_]
-    estimate: npt.NDArray[np.float64]
+    charged: npt.NDArray[np.float64]  # estimated error of the gap after each evaluated step
     failed: dict[int, str] = field(default_factory=dict)
     dtype: torch.dtype | None = None
 
@@ -75,7 +75,8 @@ class Runtime:
         self.program = program
         self.on_failure = on_failure
         self._strict = strict  # calibration: only NaN and Inf may fall back, the rest is a bug
-        self._forecaster = Forecaster(program.forecast, planner.sampler)
+        emphasis = plan.emphasis if isinstance(plan, Adaptive) else 0.0
+        self._forecaster = Forecaster(program.forecast, planner.sampler, emphasis)
 
     @torch.no_grad()
     def __call__(
@@ -106,53 +107,57 @@ class Runtime:
         record = Record(
             run.evaluations,
             run.evaluated,
-            run.estimate,
+            run.charged.sum(axis=1),
             tuple(run.failed.get(row) for row in range(len(run.after))),
             time.perf_counter() - began,
+            charged=run.charged,
         )
         return run.after, record
 
     # -- the loop ----------------------------------------------------------------------------
 
-    def _blank(self, noise: Noise) -> _Run:
+    def _blank(self, noise: Noise) -> RunState:
         rows, steps = len(noise.initial), len(self.planner.sampler)
-        return _Run(
+        return RunState(
             after=noise.initial,
             history=torch.empty(0),
             nodes=[()] * rows,
             due=[0] * rows,
             evaluations=np.zeros(rows, np.int64),
             evaluated=np.zeros((rows, steps), np.bool_),
-            estimate=np.zeros(rows, np.float64),
+            charged=np.zeros((rows, steps), np.float64),
         )
 
-    def _run(self, run: _Run, noise: Noise, context: Context) -> None:
+    def _run(self, run: RunState, noise: Noise, context: Context) -> None:
         """Carry every row to the last step."""
-        planner, steps = self.planner, len(self.planner.sampler)
+        planner = self.planner
         run.after = planner.start(noise, context).clone()
         shape = (len(run.after), self._forecaster.memory, *planner.shape)
         run.history = torch.zeros(shape, dtype=torch.float32, device=run.after.device)
-        while (step := min(run.due)) < steps:
-            rows = [row for row, due in enumerate(run.due) if due == step]
-            self._evaluate(run, step, rows, noise, context)
+        self._advance_rows(run, noise, context)
         for row, good in enumerate(_finite(run.after)):
             if not good:
                 run.failed.setdefault(row, "the trajectory is not finite")
 
+    def _advance_rows(self, run: RunState, noise: Noise, context: Context) -> None:
+        """Visit the steps at which the plan evaluates a row, in order."""
+        while (step := min(run.due)) < len(self.planner.sampler):
+            rows = [row for row, due in enumerate(run.due) if due == step]
+            self._evaluate(run, step, rows, noise, context)
+
     def _evaluate(
-        self, run: _Run, step: int, rows: list[int], noise: Noise, context: Context
+        self, run: RunState, step: int, rows: list[int], noise: Noise, context: Context
     ) -> None:
         """Bring ``rows`` to ``step``, evaluate them there, take the step, and plan ahead."""
-        planner = self.planner
-        groups = _group(rows, run)
+        groups = group_rows(rows, run)
         states = [self._arrive(run, step, *group, noise, context) for group in groups]
         if len(groups) == 1:
             state, own = states[0], select(context, groups[0][1])
         else:  # group by group, so that parts can be split off again
-            rows = [row for _, members in groups for row in _rows(members, run)]
+            rows = [row for _, members in groups for row in row_numbers(members, run)]
             state = torch.cat(states)
             own = select(context, torch.tensor(rows, device=state.device))
-        prediction = planner.denoiser(state, planner.timestep(step, len(rows)), own)
+        prediction = self._predict(run, state, step, rows, own)
         run.evaluations[rows] += 1
         run.evaluated[rows, step] = True
         prediction = check_prediction(prediction, state, run.dtype)
@@ -168,9 +173,15 @@ class Runtime:
             piece = slice(at, at := at + len(part))
             self._commit(run, step, nodes, members, state[piece], prediction[piece], noise, context)
 
+    def _predict(
+        self, run: RunState, state: Tensor, step: int, rows: list[int], context: Context
+    ) -> Tensor:
+        """The denoiser at the states of ``rows``."""
+        return self.planner.denoiser(state, self.planner.timestep(step, len(rows)), context)
+
     def _arrive(
         self,
-        run: _Run,
+        run: RunState,
         step: int,
         nodes: tuple[int, ...],
         members: Rows,
@@ -186,7 +197,7 @@ class Runtime:
 
     def _commit(
         self,
-        run: _Run,
+        run: RunState,
         step: int,
         nodes: tuple[int, ...],
         members: Rows,
@@ -218,7 +229,7 @@ class Runtime:
             after = planner.advance(state, prediction, step, xi, own)
         if step == len(sampler) - 1:
             run.after[members] = after
-            for row in _rows(members, run):
+            for row in row_numbers(members, run):
                 run.due[row] = len(sampler)
             return
         history = torch.cat([history[:, 1:], newest[:, None]], dim=1)
@@ -230,7 +241,7 @@ class Runtime:
         self._plan_ahead(run, step, (*nodes, step)[-self._forecaster.memory :], members, history)
 
     def _plan_ahead(
-        self, run: _Run, step: int, nodes: tuple[int, ...], members: Rows, history: Tensor
+        self, run: RunState, step: int, nodes: tuple[int, ...], members: Rows, history: Tensor
     ) -> None:
         """Set each row's next evaluation and charge it the estimated error of its gap."""
         steps = len(self.planner.sampler)
@@ -244,7 +255,7 @@ class Runtime:
         growth = self._forecaster.growth(nodes)
         # A gate waits for the history that its order needs; a static plan names its own steps.
         ready = len(nodes) == self._forecaster.memory
-        for row, scale in zip(_rows(members, run), scales, strict=True):
+        for row, scale in zip(row_numbers(members, run), scales, strict=True):
             run.nodes[row] = nodes
             if row in run.failed:
                 run.due[row] = steps
@@ -255,11 +266,11 @@ class Runtime:
             due = min(max(named, step + 1), steps - 1)
             run.due[row] = due
             if due > step + 1 and weights is not None:
-                run.estimate[row] += scale * float(growth[due - 1])
+                run.charged[row, step] = scale * float(growth[due - 1])
 
     def _replay(
         self,
-        run: _Run,
+        run: RunState,
         nodes: tuple[int, ...],
         weights: Weights,
         values: list[Tensor],
@@ -283,7 +294,7 @@ class Runtime:
 
     # -- failure -----------------------------------------------------------------------------
 
-    def _recover(self, run: _Run, noise: Noise, context: Context) -> None:
+    def _recover(self, run: RunState, noise: Noise, context: Context) -> None:
         """Full compute for failed rows, or the error the user asked for."""
         reason = next(iter(run.failed.values()))
         if self.on_failure == "error":
@@ -322,19 +333,19 @@ def _finite(values: Tensor) -> list[bool]:
     return [math.isfinite(total) for total in values.flatten(1).sum(1, dtype=_SUM).tolist()]
 
 
-def _rows(members: Rows, run: _Run) -> Sequence[int]:
+def row_numbers(members: Rows, run: RunState) -> Sequence[int]:
     """The row numbers behind an index."""
     return range(len(run.after)) if isinstance(members, slice) else members.tolist()
 
 
-def _index(rows: list[int], run: _Run) -> Rows:
+def _index(rows: list[int], run: RunState) -> Rows:
     """An index for rows: a slice (no copy) when it is all of them."""
     if len(rows) == len(run.after):
         return slice(None)
     return torch.tensor(rows, device=run.after.device)
 
 
-def _group(rows: list[int], run: _Run) -> list[tuple[tuple[int, ...], Rows]]:
+def group_rows(rows: list[int], run: RunState) -> list[tuple[tuple[int, ...], Rows]]:
     """Rows with equal evaluation history share their weights, so they move together."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row in rows:

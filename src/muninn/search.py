@@ -65,7 +65,8 @@ class Search:
             )
             excess = measured.deviation / self._tolerance[:count]
             stored = [
-                float(np.quantile(excess, 1.0 - self.share)),
+                # "lower": one call about to change its mode must not rank a program by itself
+                float(np.quantile(excess, 1.0 - self.share, method="lower")),
                 float(measured.evaluations.mean()),
                 int(measured.evaluations.max()),
             ]

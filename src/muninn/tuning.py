@@ -35,7 +35,9 @@ from muninn.search import Search
 Objective = Literal["evaluations", "time"]
 
 SMALL = 32  # calls for the first rounds
-MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (0.0, 1.5, 3.0))
+MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (-4.0, -2.0, 0.0, 2.0))
+FIRST = SegmentModel(0.5, -2.0)
+EMPHASES = (-4.0, -2.0, 0.0)
 STATIC_SPREAD = (2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
 ADAPTIVE_SPREAD = (0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
 
@@ -95,7 +97,7 @@ def tune_family(
     ranked, budget = static.rank()
     best = static.family(ranked, budget)
     forecasts = list(dict.fromkeys(candidate.forecast for candidate in ranked))[:2]
-    adaptive = _adaptive_family(search, forecasts)
+    adaptive = adaptive_family(search, forecasts)
     if adaptive is None:
         return best.family
     if objective == "time":
@@ -106,7 +108,7 @@ def tune_family(
 
 
 @dataclass(frozen=True)
-class _Found:
+class Found:
     """A family and its program at which the tolerance is just kept."""
 
     family: Family
@@ -128,7 +130,7 @@ class StaticSearch:
     """Shortest-path plans, compared by what they really do."""
 
     def __init__(self, search: Search) -> None:
-        self._search = search
+        self.search = search
         paired = search.paired
         self._planner = paired.planner
         self._steps = len(self._planner.sampler)
@@ -155,7 +157,7 @@ class StaticSearch:
     def rank(self) -> tuple[list[Candidate], int]:
         """The best few candidates, best first, and the evaluations at which they were compared."""
         sampler = self._planner.sampler
-        start = Candidate(Forecast(sampler.kind, 2, True), SegmentModel(0.5, 0.0))
+        start = Candidate(Forecast("sample", 1, True), FIRST)
         budget = self._bisect(start, 2, self._steps, SMALL)
         forecasts = [
             Forecast(quantity, order, look_back)
@@ -164,21 +166,21 @@ class StaticSearch:
             for look_back in (False, True)
             if np.isfinite(self._grams[quantity]).all()
         ]
-        first = [Candidate(forecast, SegmentModel(0.5, 0.0)) for forecast in forecasts]
+        first = [Candidate(forecast, FIRST) for forecast in forecasts]
         kept = self._best(first, budget, 3)
         second = [Candidate(candidate.forecast, model) for candidate in kept for model in MODELS]
         return self._best(second, budget, 3), budget
 
     def _best(self, candidates: list[Candidate], budget: int, keep: int) -> list[Candidate]:
         scored = [
-            (self._search.score(self.program(candidate, budget), SMALL).excess, place)
+            (self.search.score(self.program(candidate, budget), SMALL).excess, place)
             for place, candidate in enumerate(candidates)
         ]
         return [candidates[place] for _, place in sorted(scored)[:keep]]
 
     def _keeps(self, candidate: Candidate, evaluations: int, most_calls: int | None) -> bool:
         program = self.program(candidate, evaluations)
-        return self._search.score(program, most_calls).excess <= 1.0
+        return self.search.score(program, most_calls).excess <= 1.0
 
     def _bisect(self, candidate: Candidate, low: int, high: int, most_calls: int | None) -> int:
         """Fewest evaluations in (low, high] that keep the tolerance; fine for tuning only."""
@@ -202,7 +204,7 @@ class StaticSearch:
                     break
         return self._bisect(candidate, low, high, None)
 
-    def family(self, ranked: list[Candidate], budget: int) -> _Found:
+    def family(self, ranked: list[Candidate], budget: int) -> Found:
         """Plans around the fewest evaluations of the best candidate."""
         fewest: dict[Candidate, int] = {}
         for candidate in ranked[:2]:
@@ -215,50 +217,52 @@ class StaticSearch:
         )
         plans = tuple(dict.fromkeys(self.program(best, size).plan for size in sizes))
         family = Family(best.forecast, (Everywhere(), *plans), "static")
-        return _Found(family, self.program(best, fewest[best]))
+        return Found(family, self.program(best, fewest[best]))
 
 
 # -- adaptive plans --------------------------------------------------------------------------
 
 
-def _adaptive_family(search: Search, forecasts: list[Forecast]) -> _Found | None:
+def adaptive_family(search: Search, forecasts: list[Forecast]) -> Found | None:
     """Thresholds around the largest one that keeps the tolerance, for the best forecast."""
     steps = len(search.paired.planner.sampler)
-    found: list[tuple[float, Forecast, int, float]] = []
+    found: list[tuple[float, Forecast, Adaptive]] = []
     for forecast in forecasts:
         starts = {max(forecast.order + 1, 2)}
         if search.paired.planner.sampler.stochastic:
             starts |= {steps // 5, steps * 2 // 5}  # modes of a stochastic chain are decided early
         for dense in sorted(start for start in starts if start + 1 < steps):
-            threshold = _largest_threshold(search, forecast, dense)
-            if threshold is not None:
-                score = search.score(Program(forecast, Adaptive(threshold, dense)), SMALL)
-                found.append((score.evaluations, forecast, dense, threshold))
+            for emphasis in EMPHASES:
+                plan = _largest_threshold(search, forecast, Adaptive(0.0, dense, emphasis=emphasis))
+                if plan is not None:
+                    score = search.score(Program(forecast, plan), SMALL)
+                    found.append((score.evaluations, forecast, plan))
     if not found:
         return None
-    _, forecast, dense, threshold = min(found, key=lambda item: item[0])
+    _, forecast, plan = min(found, key=lambda item: item[0])
     for _ in range(6):  # the threshold was found on few calls; make it hold on all of them
-        if search.score(Program(forecast, Adaptive(threshold, dense))).excess <= 1.0:
+        if search.score(Program(forecast, plan)).excess <= 1.0:
             break
-        threshold *= 0.8
-    plans = []
+        plan = replace(plan, threshold=0.8 * plan.threshold)
+    members = []
     for factor in ADAPTIVE_SPREAD:
-        plan = Adaptive(threshold * factor, dense)
-        most = search.score(Program(forecast, plan), SMALL).most
-        plans.append(replace(plan, cap=max(dense + 1, min(steps, math.ceil(1.25 * most)))))
-    family = Family(forecast, (Everywhere(), *plans), "adaptive")
-    return _Found(family, Program(forecast, Adaptive(threshold, dense)))
+        member = replace(plan, threshold=plan.threshold * factor)
+        most = search.score(Program(forecast, member), SMALL).most
+        cap = max(plan.dense + 1, min(steps, math.ceil(1.25 * most)))
+        members.append(replace(member, cap=cap))
+    family = Family(forecast, (Everywhere(), *members), "adaptive")
+    return Found(family, Program(forecast, plan))
 
 
-def _largest_threshold(search: Search, forecast: Forecast, dense: int) -> float | None:
-    """Largest threshold whose score keeps the tolerance, by bisection in its logarithm."""
-    low, high = -6.0, 2.0  # powers of ten, in units of the trajectory
+def _largest_threshold(search: Search, forecast: Forecast, plan: Adaptive) -> Adaptive | None:
+    """The plan with the largest threshold that keeps the tolerance, bisected in its logarithm."""
+    low, high = -7.0, 2.0  # powers of ten, in units of the trajectory
     kept = None
     for _ in range(8):
         middle = (low + high) / 2
-        score = search.score(Program(forecast, Adaptive(10.0**middle, dense)), SMALL)
-        if score.excess <= 1.0:
-            kept, low = 10.0**middle, middle
+        candidate = replace(plan, threshold=10.0**middle)
+        if search.score(Program(forecast, candidate), SMALL).excess <= 1.0:
+            kept, low = candidate, middle
         else:
             high = middle
     return kept

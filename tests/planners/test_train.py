@@ -9,13 +9,29 @@ import numpy as np
 import pytest
 import torch
 
-from muninn.bench.maze_data import MazeRuns, save_runs
+from muninn.bench.maze_data import MazeRuns, load_runs, save_runs
 from muninn.errors import InputError
-from muninn.planners import TemporalUnet, UnetConfig, load_teacher
+from muninn.planners import (
+    TemporalUnet,
+    TrajectoryTransformer,
+    TransformerConfig,
+    UnetConfig,
+    load_teacher,
+)
+from muninn.planners.teacher import NetworkConfig
 from muninn.planners.train import PlanLoss, TrainingConfig, _learning_rate, main, train
-from muninn.planners.windows import PlanSource, split_runs, symmetric_limits
+from muninn.planners.windows import (
+    PlanSource,
+    largest_value,
+    split_runs,
+    standard_limits,
+    symmetric_limits,
+)
 from muninn.schedule import Schedule
 
+TINY_TRANSFORMER = TransformerConfig(
+    patch=4, width=16, blocks=4, heads=2, frame_width=8, time_width=16
+)
 TINY = UnetConfig(widths=(8, 16), blocks=1, middle_blocks=1, time_width=16, heads=2)
 
 
@@ -57,6 +73,18 @@ def test_windows_are_pieces_of_runs_held_at_their_end() -> None:
     torch.testing.assert_close(whole[:, 0], torch.zeros(50, 6))
 
 
+def test_standard_limits_give_mean_zero_and_spread_one() -> None:
+    runs = as_runs(straight_runs(30))
+    low, high = standard_limits(runs)
+    standardised = 2.0 * (torch.from_numpy(runs.frames) - low) / (high - low) - 1.0
+    torch.testing.assert_close(standardised.mean(dim=0), torch.zeros(6), atol=1e-5, rtol=0.0)
+    spread = standardised.std(dim=0, correction=0)
+    torch.testing.assert_close(spread, torch.ones(6), atol=1e-5, rtol=0.0)
+    clip = largest_value(runs, low, high)
+    assert clip == pytest.approx(round(clip, 1))
+    assert clip - 0.1 < float(standardised.abs().max()) <= clip
+
+
 def test_split_keeps_every_run_once() -> None:
     runs = as_runs(straight_runs(10))
     training, held_out = split_runs(runs, 0.25)
@@ -81,6 +109,40 @@ def test_loss_of_a_silent_network_is_that_of_the_linear_denoiser() -> None:
     torch.testing.assert_close(loss_of(clean, noise, t), expected)
 
 
+def test_loss_of_a_silent_transformer_is_that_of_the_linear_estimate() -> None:
+    schedule = Schedule.cosine(10)
+    network = TrajectoryTransformer(TINY_TRANSFORMER, schedule, 16)
+    for parameter in network.project_out.parameters():
+        torch.nn.init.zeros_(parameter)
+    loss_of = PlanLoss(network, torch.from_numpy(schedule.alpha_bar))
+    clean, noise, t = torch.randn(3, 16, 6), torch.randn(3, 16, 6), torch.tensor([0, 4, 9])
+    a = torch.from_numpy(schedule.alpha_bar).sqrt()[t][:, None, None]
+    s = (1 - a.square()).sqrt()
+    # Away from inpainted entries F should be a noise - s x0; at those, x = x0, (a - 1) x0 / s.
+    correction = a * noise - s * clean
+    correction[:, [0, -1], :4] = ((a - 1) / s * clean)[:, [0, -1], :4]
+    expected = correction.square().mean(dim=(1, 2)).float()
+    torch.testing.assert_close(loss_of(clean, noise, t), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_noise_of_an_inpainted_input_leads_back_to_the_plan() -> None:
+    # Whoever predicts what the loss asks for gives the sampler x0 = (x - s eps) / a everywhere.
+    schedule = Schedule.cosine(10)
+    seen: list[torch.Tensor] = []
+
+    class Recorder(TrajectoryTransformer):
+        def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+            seen.append(x)
+            signal = torch.from_numpy(schedule.alpha_bar)[t][:, None, None]
+            return ((x - signal.sqrt() * clean) / (1 - signal).sqrt()).float()
+
+    clean, noise, t = torch.randn(3, 16, 6), torch.randn(3, 16, 6), torch.tensor([0, 4, 8])
+    network = Recorder(TINY_TRANSFORMER, schedule, 16)
+    loss = PlanLoss(network, torch.from_numpy(schedule.alpha_bar))(clean, noise, t)
+    torch.testing.assert_close(loss, torch.zeros(3), atol=1e-8, rtol=0.0)
+    assert torch.equal(seen[0][:, [0, -1], :4], clean[:, [0, -1], :4])
+
+
 def test_learning_rate_rises_and_ends_at_zero(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, warmup_steps=10, learning_rate=1.0)
     assert _learning_rate(config, 0, 0.0) == pytest.approx(0.1)
@@ -90,9 +152,13 @@ def test_learning_rate_rises_and_ends_at_zero(tmp_path: Path) -> None:
     assert _learning_rate(config, 100, 1.2) == pytest.approx(0.0)
 
 
-def test_training_learns_and_writes_its_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("network", "predicts"), [(TINY, "sample"), (TINY_TRANSFORMER, "epsilon")])
+def test_training_learns_and_writes_its_files(
+    network: NetworkConfig, predicts: str, tmp_path: Path
+) -> None:
     config = tiny_config(
         tmp_path,
+        network=network,
         maximum_steps=80,
         warmup_steps=1,
         learning_rate=5e-3,
@@ -103,6 +169,9 @@ def test_training_learns_and_writes_its_files(tmp_path: Path) -> None:
     teacher = load_teacher(train(config))
     assert teacher.horizon == 16
     assert teacher.schedule.steps == 10
+    assert (teacher.network.config, teacher.predicts) == (network, predicts)
+    frames = torch.from_numpy(load_runs(config.data).frames)
+    assert 0.95 * teacher.clip <= teacher.normalise(frames).abs().max() <= teacher.clip + 1e-6
     with (tmp_path / "out" / "training.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == ["step", "seconds", "learning_rate", "loss", "validation_loss"]
@@ -136,6 +205,8 @@ def test_command_line_fills_the_settings(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr("muninn.planners.train.train", record)
     main(["--data", "a.npz", "--out", "b", "--device", "cpu", "--plain", "--minutes", "2"])
+    main(["--data", "a.npz", "--out", "b", "--architecture", "transformer"])
     assert seen == [
-        TrainingConfig(data=Path("a.npz"), out=Path("b"), device="cpu", fast=False, minutes=2.0)
+        TrainingConfig(data=Path("a.npz"), out=Path("b"), device="cpu", fast=False, minutes=2.0),
+        TrainingConfig(data=Path("a.npz"), out=Path("b"), network=TransformerConfig()),
     ]

@@ -1,4 +1,4 @@
-"""The bundled Maze2D planner: teacher network, DDIM sampler, inpainted start and goal."""
+"""The bundled Maze2D planners: teacher network, DDIM sampler, inpainted start and goal."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from muninn.solvers import ddim
 
 STATE_CHANNELS = 4
 
+BUNDLED = ("maze2d", "maze2d-transformer")
+"""Teachers that come with the project: a U-Net that predicts x0, a Transformer for the noise."""
+
 
 @dataclass(frozen=True)
 class InpaintedDenoiser:
@@ -41,12 +44,12 @@ def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
 
 
 def maze_planner(teacher: Teacher, sampler: Sampler | None = None) -> Planner:
-    """Diffuser as published, with DDIM: x0 prediction, clipping, every training step."""
+    """Diffuser as published, with DDIM: the teacher's prediction, clipping, every training step."""
     network = teacher.network
     weight = next(network.parameters(), teacher.low)
     return Planner(
         denoiser=InpaintedDenoiser(network),
-        sampler=sampler or ddim(teacher.schedule, kind="sample", clip=1.0),
+        sampler=sampler or ddim(teacher.schedule, kind=teacher.predicts, clip=teacher.clip),
         shape=(teacher.horizon, len(teacher.low)),
         condition=inpaint_ends,
         device=weight.device,
@@ -100,6 +103,15 @@ def find_models() -> Path:
     )
 
 
-def bundled_teacher() -> Teacher:
-    """The trained teacher that comes with the project."""
-    return load_teacher(find_models() / "maze2d" / "teacher.safetensors")
+def bundled_teacher(name: str = "maze2d") -> Teacher:
+    """A trained teacher that comes with the project.
+
+    Raises:
+        InputError: if the name is not one of ``BUNDLED``, or its file is missing.
+    """
+    if name not in BUNDLED:
+        raise InputError(f"no bundled teacher {name!r}; choose one of {', '.join(BUNDLED)}")
+    path = find_models() / name / "teacher.safetensors"
+    if not path.is_file():
+        raise InputError(f"the bundled teacher {path} is missing; restore it from the project")
+    return load_teacher(path)

@@ -1,8 +1,8 @@
-"""DPM-Solver++ 2M on a planner's model: diffusers' own scheduler, not a copy of ours."""
+"""Multistep solvers on a planner's model: diffusers' own schedulers, not copies of ours."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,56 +14,75 @@ from muninn.planner import Noise, Planner
 from muninn.schedule import FloatArray
 
 _PREDICTIONS = {"epsilon": "epsilon", "sample": "sample", "v": "v_prediction"}
+Solver = Literal["dpmsolver", "unipc"]
 
 
 class MultistepPlanner:
     """The same model sampled with a second-order multistep solver, ``count`` evaluations a call.
 
     Args:
-        planner: a diffusion planner; its conditioning is applied as in its own sampler, and x0
-            predictions are clipped as there.
+        planner: a diffusion planner; its conditioning is applied as in its own sampler, and its
+            clipping to the clean sample that the solver is given.
         alpha_bar: the model's training schedule, (training steps,).
         count: evaluations per call.
+        solver: ``dpmsolver`` (DPM-Solver++ 2M) or ``unipc`` (UniPC, order 2).
     """
 
-    def __init__(self, planner: Planner, alpha_bar: FloatArray, count: int) -> None:
-        if planner.sampler.kind not in _PREDICTIONS:
-            raise InputError("DPM-Solver++ needs a diffusion model, not flow matching")
+    def __init__(
+        self, planner: Planner, alpha_bar: FloatArray, count: int, solver: Solver = "dpmsolver"
+    ) -> None:
+        kind, self._clip = planner.sampler.kind, planner.sampler.clip
+        if kind not in _PREDICTIONS:
+            raise InputError("a multistep solver needs a diffusion model, not flow matching")
         self._planner = planner
         self._count = count
+        self._alpha_bar = torch.from_numpy(alpha_bar).to(planner.device, planner.dtype)
         before = np.concatenate([[1.0], alpha_bar[:-1]])
         options = {
             "num_train_timesteps": len(alpha_bar),
             "trained_betas": (1.0 - alpha_bar / before).tolist(),
-            "prediction_type": _PREDICTIONS[planner.sampler.kind],
-            "algorithm_type": "dpmsolver++",
+            # Clipping is done here, on the clean sample.
+            "prediction_type": _PREDICTIONS[kind] if self._clip is None else "sample",
             "solver_order": 2,
         }
-        self._scheduler = _scheduler(options)
+        self._scheduler = _scheduler(solver, options)
 
     @torch.no_grad()
     def sample(self, context: Context, *, noise: Noise) -> Tensor:
         """Trajectories (batch, horizon, dim) from the given initial noise."""
         scheduler = self._scheduler
         scheduler.set_timesteps(self._count)  # also forgets the last call
-        planner, clip = self._planner, self._planner.sampler.clip
+        planner = self._planner
         x = planner.start(noise, context)
         for timestep in scheduler.timesteps.tolist():
             told = torch.full((len(x),), timestep, dtype=torch.long, device=x.device)
             prediction = planner.denoiser(x, told, context)
-            if clip is not None and planner.sampler.kind == "sample":
-                prediction = prediction.clamp(-clip, clip)
+            if self._clip is not None:
+                prediction = self._sample(x, prediction, timestep).clamp(-self._clip, self._clip)
             x = scheduler.step(prediction, timestep, x).prev_sample
             if planner.condition is not None:
                 x = planner.condition(x, context)
         return x
 
+    def _sample(self, x: Tensor, prediction: Tensor, timestep: int) -> Tensor:
+        """The clean sample that a prediction says."""
+        kind, level = self._planner.sampler.kind, self._alpha_bar[timestep]
+        if kind == "sample":
+            return prediction
+        if kind == "v":
+            return level.sqrt() * x - (1.0 - level).sqrt() * prediction
+        return (x - (1.0 - level).sqrt() * prediction) / level.sqrt()
 
-def _scheduler(options: dict[str, Any]) -> Any:
+
+def _scheduler(solver: Solver, options: dict[str, Any]) -> Any:
     try:
-        from diffusers import DPMSolverMultistepScheduler
+        from diffusers import DPMSolverMultistepScheduler, UniPCMultistepScheduler
     except ImportError as error:
         raise InputError(
-            "the DPM-Solver++ baseline needs diffusers: pip install muninn-diffusion[diffusers]"
+            "the multistep baselines need diffusers: pip install muninn-diffusion[diffusers]"
         ) from error
-    return DPMSolverMultistepScheduler(**options)
+    if solver == "dpmsolver":
+        return DPMSolverMultistepScheduler(algorithm_type="dpmsolver++", **options)
+    if solver == "unipc":
+        return UniPCMultistepScheduler(**options)
+    raise InputError(f"solver is 'dpmsolver' or 'unipc', got {solver!r}")

@@ -1,9 +1,11 @@
-"""Train the maze planner: ``python -m muninn.planners.train --data FILE --out FOLDER --minutes M``.
+"""Train a maze planner: ``python -m muninn.planners.train --data FILE --out FOLDER --minutes M``.
 
-Needs torch, numpy and safetensors alone. The learning rate falls along a cosine that ends with the
-time budget, so the budget must be the time of the whole training; ``--pause-minutes`` ends one
-part of it early and ``--resume`` takes the next part up. Writes ``teacher.safetensors`` (the
-average of the weights), ``checkpoint.pt`` and ``training.csv`` into the folder.
+``--architecture unet`` predicts the clean plan in coordinates of [-1, 1], ``transformer`` the noise
+in standardised ones; the rest is shared. Needs torch, numpy and safetensors alone. The learning
+rate falls along a cosine that ends with the time budget, so the budget must be the time of the
+whole training; ``--pause-minutes`` ends one part of it early and ``--resume`` takes the next part
+up. Writes ``teacher.safetensors`` (the average of the weights), ``checkpoint.pt`` and
+``training.csv`` into the folder.
 """
 
 from __future__ import annotations
@@ -23,12 +25,24 @@ import torch
 from torch import Tensor, nn
 
 from muninn.bench.maze_controller import TIME_STEP
-from muninn.bench.maze_data import FRAME_STRIDE, load_runs
+from muninn.bench.maze_data import FRAME_STRIDE, MazeRuns, load_runs
 from muninn.bench.maze_planner import STATE_CHANNELS, inpaint_ends
-from muninn.planners.teacher import Teacher, save_teacher
-from muninn.planners.unet import TemporalUnet, UnetConfig
-from muninn.planners.windows import PlanSource, split_runs, symmetric_limits
+from muninn.planners.teacher import Network, NetworkConfig, Teacher, build_network, save_teacher
+from muninn.planners.transformer import TransformerConfig
+from muninn.planners.unet import UnetConfig
+from muninn.planners.windows import (
+    PlanSource,
+    largest_value,
+    split_runs,
+    standard_limits,
+    symmetric_limits,
+)
 from muninn.schedule import Schedule
+
+ARCHITECTURES: dict[str, type[NetworkConfig]] = {
+    "unet": UnetConfig,
+    "transformer": TransformerConfig,
+}
 
 _COLUMNS = ("step", "seconds", "learning_rate", "loss", "validation_loss")
 
@@ -56,7 +70,7 @@ class TrainingConfig:
         seed: Seed of weights, batches and noise.
         device: ``cuda`` or ``cpu``.
         fast: Compile the network and compute in bfloat16.
-        network: Architecture.
+        network: Architecture; its kind decides coordinates and prediction too.
     """
 
     data: Path
@@ -77,21 +91,27 @@ class TrainingConfig:
     seed: int = 0
     device: str = "cuda"
     fast: bool = True
-    network: UnetConfig = field(default_factory=UnetConfig)
+    network: NetworkConfig = field(default_factory=UnetConfig)
 
 
 class PlanLoss(nn.Module):
-    """Mean squared error of the predicted plan in units of the output scaling.
+    """Mean squared error of the prediction in units of the output scaling.
 
     The error at timestep ``t`` is divided by ``gain[t]``, which is the loss of the learned
-    correction with equal weight at every step, so that the last, least noisy steps are learned
-    as well.
+    correction with equal weight at every step. For a network that predicts the clean plan the last,
+    least noisy steps are so learned as well. For one that predicts the noise it is the first steps:
+    plain squared error of the noise weighs them by ``abar[t]``, 2e-7 to 1, but the route is chosen
+    there, and the sampler multiplies an error of the noise by ``1 / sqrt(abar[t])`` to get a plan.
+
+    The noise to predict is what the inpainted input contains, ``(x - sqrt(abar) x0) / sqrt(1 -
+    abar)``. Away from the inpainted entries this is the drawn noise; at them the drawn noise was
+    overwritten, and no network could tell it.
     """
 
     signal: Tensor
     noise: Tensor
 
-    def __init__(self, network: TemporalUnet, alpha_bar: Tensor) -> None:
+    def __init__(self, network: Network, alpha_bar: Tensor) -> None:
         super().__init__()
         self.network = network
         self.register_buffer("signal", alpha_bar.sqrt().float())
@@ -99,10 +119,11 @@ class PlanLoss(nn.Module):
 
     def forward(self, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
         """Return the loss per plan, ``(batch,)``, of plans ``(batch, horizon, channels)``."""
-        signal, spread = self.signal[t], self.noise[t]
-        noisy = signal[:, None, None] * clean + spread[:, None, None] * noise
+        signal, spread = self.signal[t][:, None, None], self.noise[t][:, None, None]
+        noisy = signal * clean + spread * noise
         noisy = inpaint_ends(noisy, clean[:, :: clean.shape[1] - 1, :STATE_CHANNELS])
-        error: Tensor = (self.network(noisy, t) - clean) / self.network.gain[t][:, None, None]
+        target = clean if self.network.predicts == "sample" else (noisy - signal * clean) / spread
+        error: Tensor = (self.network(noisy, t) - target) / self.network.gain[t][:, None, None]
         return error.square().mean(dim=(1, 2))
 
 
@@ -119,11 +140,11 @@ def train(config: TrainingConfig) -> Path:
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
     runs = load_runs(config.data)
-    low, high = symmetric_limits(runs)
+    low, high, clip = _coordinates(config.network, runs)
     training, held_out = split_runs(runs, config.validation_share)
     source = PlanSource(training, low, high, config.horizon, device)
     schedule = Schedule.cosine(config.diffusion_steps)
-    network = TemporalUnet(config.network, schedule, config.horizon).to(device)
+    network = build_network(config.network, schedule, config.horizon).to(device)
     average = copy.deepcopy(network).eval().requires_grad_(False)
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=config.learning_rate, weight_decay=1e-4, betas=(0.9, 0.99),
@@ -209,9 +230,20 @@ def train(config: TrainingConfig) -> Path:
     }  # fmt: skip
     torch.save(state, config.out / "checkpoint.pt")
     path = config.out / "teacher.safetensors"
-    teacher = Teacher(average, low, high, config.horizon, schedule, FRAME_STRIDE * TIME_STEP)
+    frame_seconds = FRAME_STRIDE * TIME_STEP
+    teacher = Teacher(
+        average, low, high, config.horizon, schedule, frame_seconds, network.predicts, clip
+    )
     save_teacher(path, teacher)
     return path
+
+
+def _coordinates(network: NetworkConfig, runs: MazeRuns) -> tuple[Tensor, Tensor, float]:
+    """Return the limits of the coordinates, and the bound on clean plans in them."""
+    if isinstance(network, UnetConfig):
+        return *symmetric_limits(runs), 1.0
+    low, high = standard_limits(runs)
+    return low, high, largest_value(runs, low, high)
 
 
 def _learning_rate(config: TrainingConfig, step: int, spent: float) -> float:
@@ -232,6 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m muninn.planners.train", description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--architecture", choices=tuple(ARCHITECTURES), default="unet")
     parser.add_argument("--minutes", type=float, default=TrainingConfig.minutes)
     parser.add_argument("--pause-minutes", type=float)
     parser.add_argument("--resume", type=Path)
@@ -244,7 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--plain", action="store_true", help="neither compile nor use bfloat16")
     options = vars(parser.parse_args(arguments))
     fast = not options.pop("plain")
-    print(train(TrainingConfig(**options, fast=fast)))
+    network = ARCHITECTURES[options.pop("architecture")]()
+    print(train(TrainingConfig(**options, fast=fast, network=network)))
 
 
 if __name__ == "__main__":

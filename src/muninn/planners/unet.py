@@ -3,23 +3,29 @@
 The network sees plans as ``(batch, horizon, channels)`` and works on ``(batch, width, time)``
 inside. Start and goal are inpainted in its input, so it takes no other context. ``forward`` is
 ``core(stem(x, t), x, t)``: the stem (input projection and first residual block, at full resolution)
-is a small part of the work, and is kept apart so that it can be run alone.
+is a small part of the work, and is kept apart so that it can be run alone. A deeper stem, the whole
+level of full resolution, is offered as well.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from muninn.errors import InputError
+from muninn.sampler import Kind
 from muninn.schedule import Schedule
 
 DATA_SPREAD = 0.5
 """Standard deviation of plan entries that the output scaling assumes (normalised coordinates)."""
+
+STEM_DEPTHS = (1, 2)
+"""Where a network of ours can be split into stem and core; 2 is the deeper stem."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,17 @@ class UnetConfig:
     kernel: int = 5
     time_width: int = 128
     heads: int = 4
+
+
+def require_depth(depth: int) -> int:
+    """Return a depth at which networks can be split.
+
+    Raises:
+        InputError: If it is another.
+    """
+    if depth not in STEM_DEPTHS:
+        raise InputError(f"a stem has depth 1 or 2, got {depth!r}; 2 is the deeper one")
+    return depth
 
 
 class TimeEmbedding(nn.Module):
@@ -143,6 +160,7 @@ class TemporalUnet(nn.Module):
         InputError: If the horizon cannot be halved often enough, or a width is not a multiple of 8.
     """
 
+    predicts: ClassVar[Kind] = "sample"
     skip: Tensor
     gain: Tensor
 
@@ -189,17 +207,26 @@ class TemporalUnet(nn.Module):
         self.normalise_out = nn.GroupNorm(8, widths[0])
         self.project_out = nn.Conv1d(widths[0], config.channels, kernel, padding=kernel // 2)
 
-    def stem(self, x: Tensor, t: Tensor) -> Tensor:
-        """Map a noisy plan to features ``(batch, width, horizon)``."""
-        features: Tensor = self.first(self.project_in(x.transpose(1, 2)), self.time(t))
+    def stem(self, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
+        """Map a noisy plan to features ``(batch, width, horizon)``.
+
+        Depth 1 is the input projection and the first residual block, depth 2 everything before
+        the time axis is first halved.
+        """
+        require_depth(depth)
+        time = self.time(t)
+        features: Tensor = self.first(self.project_in(x.transpose(1, 2)), time)
+        if depth == 2 and len(self.down):
+            features = self.down[0](features, time)
         return features
 
-    def core(self, h: Tensor, x: Tensor, t: Tensor) -> Tensor:
-        """Map the stem's features, and the noisy plan itself, to the clean plan."""
+    def core(self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
+        """Map the stem's features of the same depth, and the noisy plan, to the clean plan."""
+        require_depth(depth)
         time = self.time(t)
         skips: list[Tensor] = []
-        for blocks, coarsen in zip(self.down, self.coarsen, strict=True):
-            h = blocks(h, time)
+        for level, (blocks, coarsen) in enumerate(zip(self.down, self.coarsen, strict=True)):
+            h = h if level == 0 and depth == 2 else blocks(h, time)
             skips.append(h)
             h = coarsen(h)
         for layer in self.middle:
@@ -211,6 +238,10 @@ class TemporalUnet(nn.Module):
         out: Tensor = self.project_out(functional.silu(self.normalise_out(h)))
         correction = out.transpose(1, 2).to(x.dtype)
         return self.skip[t][:, None, None] * x + self.gain[t][:, None, None] * correction
+
+    def pool(self, h: Tensor) -> Tensor:
+        """Average the stem's features over time: ``(batch, width)``."""
+        return h.mean(dim=2)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """Predict the clean plan.

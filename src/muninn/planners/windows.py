@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -49,6 +51,20 @@ def symmetric_limits(runs: MazeRuns) -> tuple[Tensor, Tensor]:
     """Return per-channel limits ``(-m, m)``: rest becomes exactly zero."""
     largest = torch.from_numpy(np.abs(runs.frames).max(axis=0))
     return -largest, largest
+
+
+def standard_limits(runs: MazeRuns) -> tuple[Tensor, Tensor]:
+    """Return per-channel limits ``(mean - std, mean + std)``: -1 and 1 are one deviation away."""
+    frames = runs.frames.astype(np.float64)
+    mean, spread = frames.mean(axis=0), frames.std(axis=0)
+    return torch.from_numpy(mean - spread).float(), torch.from_numpy(mean + spread).float()
+
+
+def largest_value(runs: MazeRuns, low: Tensor, high: Tensor) -> float:
+    """Return the largest ``|value|`` of normalised frames, rounded up to a tenth."""
+    frames = torch.from_numpy(runs.frames)
+    largest = float((2.0 * (frames - low) / (high - low) - 1.0).abs().max())
+    return math.ceil(10.0 * largest) / 10.0
 
 
 def split_runs(runs: MazeRuns, validation_share: float) -> tuple[MazeRuns, MazeRuns]:

@@ -1,0 +1,167 @@
+"""The study's programs that need no probe: certified families, their variants, and baselines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+
+from torch import Tensor
+
+from muninn.bench.ablation.settings import RISK
+from muninn.bench.ablation.workbench import TUNE, Member, Run, Workbench
+from muninn.bench.baselines import few_steps, fixed_skip
+from muninn.bench.multistep import MultistepPlanner
+from muninn.bench.protocol import fixed_cost, plain
+from muninn.context import Context
+from muninn.forecast import ORDERS, Forecast
+from muninn.journal import Journal
+from muninn.paper.taylor import TaylorPlanner
+from muninn.plan import Family, Program
+from muninn.planner import Noise
+from muninn.record import Record
+from muninn.runtime import Runtime
+from muninn.sampler import Kind
+from muninn.search import Search
+from muninn.tuning import FIRST, Candidate, StaticSearch, adaptive_family
+
+SHARE = 0.6 * RISK
+"""Of tuning calls that may exceed the tolerance: somewhat below the risk to be certified."""
+
+
+def program_run(workbench: Workbench, program: Program) -> Run:
+    """A program of ours as the study runs it."""
+    runtime = Runtime(workbench.planner, program, strict=True)
+
+    def run(context: Context, noise: Noise) -> tuple[Tensor, Record]:
+        return runtime(context, noise=noise)
+
+    return run
+
+
+def full_member(workbench: Workbench) -> Member:
+    """Full compute."""
+    return Member("full", 0, {}, plain(workbench.planner))
+
+
+class Tuner:
+    """Families tuned on the tuning stream, each once; kept in ``families.json``."""
+
+    def __init__(self, workbench: Workbench) -> None:
+        self._workbench = workbench
+        self._path = workbench.folder / "families.json"
+        self._searches: dict[float, StaticSearch] = {}
+
+    def family(self, kind: str, tolerance: float) -> Family:
+        """The ``static`` or ``adaptive`` family for a tolerance."""
+        stored = json.loads(self._path.read_text()) if self._path.is_file() else {}
+        name = f"{kind}-{tolerance:g}"
+        if name not in stored:
+            family = self._static(tolerance) if kind == "static" else self._adaptive(tolerance)
+            stored[name] = family.to_json()
+            self._path.write_text(json.dumps(stored, indent=1) + "\n")
+        return Family.from_json(stored[name])
+
+    def search(self, tolerance: float) -> StaticSearch:
+        """Static plans for a tolerance."""
+        if tolerance not in self._searches:
+            paired = self._workbench.calls(TUNE)
+            advance = self._workbench.task(f"tune for {tolerance:g}", 150)
+            search = Search(paired, tolerance, SHARE, Journal(None, {}), advance)
+            self._searches[tolerance] = StaticSearch(search)
+        return self._searches[tolerance]
+
+    def _static(self, tolerance: float) -> Family:
+        search = self.search(tolerance)
+        return search.family(*search.rank()).family
+
+    def _adaptive(self, tolerance: float) -> Family:
+        static = self.family("static", tolerance)
+        found = adaptive_family(self.search(tolerance).search, [static.forecast])
+        return static if found is None else found.family
+
+
+def certified_members(
+    workbench: Workbench, tuner: Tuner, kind: str, tolerance: float
+) -> list[Member]:
+    """The members of a certified family but full compute."""
+    family = tuner.family(kind, tolerance)
+    members = []
+    for order, plan in enumerate(family.plans[1:]):
+        settings = {"tolerance": tolerance, "forecast": family.forecast.to_json()}
+        described = plan.to_json()
+        if "anchors" in described:
+            settings["evaluations"] = len(described["anchors"])
+        else:
+            settings["threshold"] = described["threshold"]
+        run = program_run(workbench, Program(family.forecast, plan))
+        members.append(Member(f"{kind}-{tolerance:g}", order, settings, run))
+    return members[:: workbench.sizes.every]
+
+
+def variant_members(
+    workbench: Workbench, search: StaticSearch, quantity: Kind, order: int, look_back: bool
+) -> list[Member]:
+    """Static plans of one forecast at many numbers of evaluations, for table (vii)."""
+    forecast = Forecast(quantity, order, look_back)
+    name = f"variant-{quantity}-{order}-{'lookback' if look_back else 'plain'}"
+    candidate = Candidate(forecast, FIRST)
+    members: dict[int, Member] = {}
+    for count in workbench.sizes.variant_counts:
+        program = search.program(candidate, count)
+        spent = len(program.plan.to_json()["anchors"])
+        settings = {
+            "quantity": quantity,
+            "order": order,
+            "look_back": look_back,
+            "evaluations": spent,
+        }
+        run = program_run(workbench, program)
+        members.setdefault(spent, Member(name, len(members), settings, run))
+    return list(members.values())
+
+
+def variants(workbench: Workbench, search: StaticSearch) -> list[list[Member]]:
+    """Every forecast of table (vii)."""
+    forecasts = [
+        (quantity, order, look_back)
+        for quantity in workbench.planner.sampler.kinds
+        for order in ORDERS
+        for look_back in (False, True)
+    ]
+    return [
+        variant_members(workbench, search, *forecast)
+        for forecast in forecasts[:: workbench.sizes.every]
+    ]
+
+
+def baseline_members(workbench: Workbench) -> list[list[Member]]:
+    """FewSteps, FixedSkip, DPM-Solver++, UniPC and Taylor series, each at many evaluations."""
+    planner = workbench.planner
+    alpha_bar = workbench.teacher.schedule.alpha_bar
+
+    def solver(name: str, count: int) -> Run:
+        multistep = MultistepPlanner(planner, alpha_bar, count, name)  # type: ignore[arg-type]
+        return fixed_cost(multistep.sample, count)
+
+    def taylor(order: int, count: int) -> Run:
+        return fixed_cost(TaylorPlanner(planner, count, order).sample, count)
+
+    makers: dict[str, Callable[[int], Run]] = {
+        "fewsteps": lambda count: plain(few_steps(planner, count)),
+        "fixedskip": lambda count: program_run(workbench, fixed_skip(planner, count)),
+        "taylor1": partial(taylor, 1),
+        "taylor2": partial(taylor, 2),
+    }
+    if find_spec("diffusers") is not None:
+        makers |= {name: partial(solver, name) for name in ("dpmsolver", "unipc")}
+    counts = [count for count in workbench.sizes.counts if count < len(planner.sampler)]
+    return [_by_count(name, counts, make) for name, make in makers.items()]
+
+
+def _by_count(name: str, counts: Sequence[int], make: Callable[[int], Run]) -> list[Member]:
+    return [
+        Member(name, order, {"evaluations": count}, make(count))
+        for order, count in enumerate(counts)
+    ]

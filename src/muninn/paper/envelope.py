@@ -1,0 +1,296 @@
+"""The conformal envelope of the paper: an upper bound on the reuse error of each step, by score.
+
+For every eligible step an isotonic regression m_t of error on score, a conformal quantile q_t of
+its residuals on other calls, and ``U_t(s) = max(m_t(s) + q_t, 0)`` as a table (paper,
+"Split-conformal regression details"). It covers errors *of the ghost chain* on exchangeable calls;
+what a deployed cache meets is another matter (docs/method.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.isotonic import IsotonicRegression
+from torch import Tensor
+
+from muninn.errors import CalibrationError, InputError
+from muninn.paper import archive
+from muninn.paper.ghost import GhostPairs
+from muninn.risk import order_statistic, require_risk, units_needed
+from muninn.schedule import FloatArray
+
+POINTS = 256
+_KIND = "envelope-1"
+_RANGE = (0.001, 0.999)  # of the calibration scores, spanned by the grid
+_SMALLEST = 1e-12  # a score of zero has no place on a log grid; fp32 features resolve far less
+_Float32Array = npt.NDArray[np.float32]
+
+
+# -- how many calls ----------------------------------------------------------------------------
+
+
+def step_risk(risk: float, eligible_count: int, samples: int = 1) -> float:
+    """alpha_step: the risk of a call, shared by all samples and eligible steps (Bonferroni).
+
+    >>> round(1 / step_risk(0.05, 80)), round(1 / step_risk(0.05, 80, samples=4))
+    (1600, 6400)
+    """
+    require_risk(risk, None)
+    if eligible_count < 1 or samples < 1:
+        raise InputError(
+            f"risk is shared by at least one eligible step and one sample, got {eligible_count} "
+            f"and {samples}"
+        )
+    return risk / (samples * eligible_count)
+
+
+def conformal_index(residuals: int, risk: float, eligible_count: int, samples: int = 1) -> int:
+    """k = ceil((n + 1)(1 - alpha_step)) for n residuals; n + 1 where no residual is high enough.
+
+    >>> conformal_index(2048, 0.05, 80), conformal_index(2048, 0.05, 120)
+    (2048, 2049)
+    >>> conformal_index(99, 0.1, 1), conformal_index(100, 0.1, 1)
+    (90, 91)
+    """
+    alpha = step_risk(risk, eligible_count, samples)
+    return residuals + 1 - order_statistic(residuals, alpha, None)
+
+
+def residuals_needed(risk: float, eligible_count: int, samples: int = 1) -> int:
+    """Smallest calibration half n with ``n + 1 >= 1 / alpha_step``.
+
+    >>> residuals_needed(0.05, 80), residuals_needed(0.05, 120)
+    (1599, 2399)
+    >>> residuals_needed(0.05, 80, samples=4), residuals_needed(0.01, 80)
+    (6399, 7999)
+    """
+    return units_needed(step_risk(risk, eligible_count, samples), None)
+
+
+def calls_needed(risk: float, eligible_count: int, samples: int = 1) -> int:
+    """Smallest number of calls, both halves together, with a valid index.
+
+    >>> calls_needed(0.05, 80), calls_needed(0.05, 120), calls_needed(0.01, 80)
+    (3197, 4797, 15997)
+    """
+    # The half that trains is rounded down, and needs a call.
+    return max(2 * residuals_needed(risk, eligible_count, samples) - 1, 2)
+
+
+# -- one step ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class StepEnvelope:
+    """U_t of one step before it is tabulated: ``max(m_t(s) + quantile, 0)``.
+
+    Attributes:
+        scores: knots of m_t, increasing.
+        errors: m_t at the knots, nondecreasing.
+        quantile: q_t, the conformal residual.
+    """
+
+    scores: FloatArray
+    errors: FloatArray
+    quantile: float
+
+    def __call__(self, scores: FloatArray) -> FloatArray:
+        """U_t at some scores: linear between the knots, constant outside."""
+        fitted = np.interp(scores, self.scores, self.errors)
+        upper: FloatArray = np.maximum(fitted + self.quantile, 0.0)
+        return upper
+
+
+def split_calls(calls: int, seed: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Calls that train the regression and calls that give residuals; one permutation, halved.
+
+    >>> [len(half) for half in split_calls(4096)], [len(half) for half in split_calls(5)]
+    ([2048, 2048], [2, 3])
+    """
+    if calls < 2:
+        raise CalibrationError(
+            f"{calls} calls cannot be halved; the regression and its residuals need one each"
+        )
+    order = np.random.default_rng(seed).permutation(calls)
+    return order[: calls // 2], order[calls // 2 :]
+
+
+def fit_step(
+    train: tuple[FloatArray, FloatArray], held: tuple[FloatArray, FloatArray], index: int
+) -> StepEnvelope:
+    """Isotonic regression on one half, the ``index``-th smallest residual of the other.
+
+    Args:
+        train, held: (scores, errors) of the calls of each half, all 1-D.
+        index: k_t, counted from 1.
+    """
+    fit = IsotonicRegression(y_min=0.0, increasing=True, out_of_bounds="clip").fit(*train)
+    knots, fitted = fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float)
+    residuals = np.sort(held[1] - np.interp(held[0], knots, fitted))
+    return StepEnvelope(knots, fitted, float(residuals[index - 1]))
+
+
+def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array, _Float32Array]:
+    """The envelope on a log grid over the 0.1% to 99.9% range of the given scores.
+
+    Returns:
+        Grid and values, both (256,) fp32. The grid increases strictly, even where all scores are
+        equal; values are rounded up, so on the grid they are never below the envelope.
+    """
+    low, high = np.maximum(np.quantile(scores, _RANGE), _SMALLEST)
+    grid = np.geomspace(low, high, POINTS).astype(np.float32)
+    for point in range(1, POINTS):  # a narrow range has fewer fp32 numbers than points
+        grid[point] = max(grid[point], np.nextafter(grid[point - 1], np.float32(np.inf)))
+    return grid, _rounded_up(envelope(grid.astype(np.float64)))
+
+
+def _rounded_up(values: FloatArray) -> _Float32Array:
+    """The nearest fp32 numbers that are not below."""
+    nearest = values.astype(np.float32)
+    above: _Float32Array = np.where(
+        nearest < values, np.nextafter(nearest, np.float32(np.inf)), nearest
+    )
+    return above
+
+
+# -- all steps ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """Tables of U_t for all eligible steps, and where they come from.
+
+    Attributes:
+        eligible: step indices that have a table, in order.
+        grid: scores, (eligible, 256) fp32, increasing along each row.
+        upper: U_t at them, (eligible, 256) fp32.
+        risk: alpha of a call.
+        samples: M, the samples per decision that share the risk.
+        calls: calibration calls, both halves.
+        index: k, which of the sorted residuals was taken.
+        void: k had to be lowered to the largest residual, so the level was not reached.
+    """
+
+    eligible: tuple[int, ...]
+    grid: Tensor
+    upper: Tensor
+    risk: float
+    samples: int
+    calls: int
+    index: int
+    void: bool
+    _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        shape = (len(self.eligible), POINTS)
+        for name, table in (("grid", self.grid), ("upper", self.upper)):
+            if tuple(table.shape) != shape or table.dtype != torch.float32:
+                raise InputError(
+                    f"{name} must be fp32 of shape {shape}, got {table.dtype} of shape "
+                    f"{tuple(table.shape)}"
+                )
+            if not torch.isfinite(table).all():
+                raise InputError(f"{name} holds NaN or Inf; fit the envelope again")
+        if not (self.grid.diff(dim=1) > 0).all():
+            raise InputError("grid must increase strictly along each row; fit the envelope again")
+
+    def __call__(self, step: int, score: Tensor) -> Tensor:
+        """Upper bound on the reuse error at a step, by linear interpolation in the table.
+
+        Args:
+            step: an eligible step index.
+            score: (batch,), on any device; clamped to the grid. NaN gives NaN.
+
+        Returns:
+            (batch,) fp32, on the device of ``score``.
+        """
+        try:
+            row = self.eligible.index(step)
+        except ValueError:
+            raise InputError(
+                f"step {step} has no envelope; eligible are {self.eligible[0]} to "
+                f"{self.eligible[-1]} ({len(self.eligible)} steps)"
+            ) from None
+        grid, upper = (table[row] for table in self._on(score.device))
+        inside = score.to(torch.float32).clamp(grid[0], grid[-1]).contiguous()
+        right = torch.searchsorted(grid, inside, right=True).clamp_(1, POINTS - 1)
+        left = right - 1
+        weight = (inside - grid[left]) / (grid[right] - grid[left])
+        return torch.lerp(upper[left], upper[right], weight)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Both tables on a device, moved there once."""
+        if device not in self._tables:
+            self._tables[device] = (self.grid.to(device), self.upper.to(device))
+        return self._tables[device]
+
+    def save(self, path: str | Path) -> Path:
+        """Write the envelope to a safetensors file."""
+        fields = {name: getattr(self, name) for name in _PLAIN}
+        fields["eligible"] = list(self.eligible)
+        arrays = {"grid": self.grid.cpu().numpy(), "upper": self.upper.cpu().numpy()}
+        return archive.write(path, _KIND, fields, arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Envelope:
+        """Read an envelope.
+
+        Raises:
+            InputError: the file is missing, damaged, or holds something else.
+        """
+        fields, arrays = archive.read(path, _KIND)
+        try:
+            plain: dict[str, Any] = {name: fields[name] for name in _PLAIN}
+            grid, upper = (torch.from_numpy(arrays[name]) for name in ("grid", "upper"))
+            return cls(tuple(fields["eligible"]), grid, upper, **plain)
+        except (KeyError, TypeError, InputError) as error:
+            raise InputError(f"{path}: damaged envelope ({error}); fit again") from error
+
+
+_PLAIN = ("risk", "samples", "calls", "index", "void")
+
+
+def fit_envelope(
+    pairs: GhostPairs, risk: float, *, samples: int = 1, strict: bool = True, seed: int = 0
+) -> Envelope:
+    """Split-conformal envelopes of every eligible step.
+
+    Args:
+        pairs: scores and errors of one probe.
+        risk: alpha, the share of calls in which a reuse error may exceed its bound.
+        samples: M, where one of M sampled trajectories is picked and the risk is shared.
+        strict: refuse calls too few for the level. False takes the largest residual instead, as
+            published (``k <- min(k, n)``), and marks the envelope void.
+        seed: of the permutation that halves the calls; 0 is the published one.
+
+    Raises:
+        CalibrationError: too few calls; says how many are needed in all.
+    """
+    count = len(pairs.eligible)
+    alpha = step_risk(risk, count, samples)
+    train, held = split_calls(pairs.calls, seed)
+    index = conformal_index(len(held), risk, count, samples)
+    void = index > len(held)
+    if void and strict:
+        raise CalibrationError(
+            f"{pairs.calls} calls give {len(held)} residuals per step, but risk {risk:g} shared by "
+            f"{count} eligible steps and {samples} sample(s) is {alpha:.3g} per step and needs "
+            f"{residuals_needed(risk, count, samples)}: give at least "
+            f"{calls_needed(risk, count, samples)} calls in all, accept a higher risk, or pass "
+            "strict=False for the published rule, whose level is then not reached"
+        )
+    index = min(index, len(held))
+    tables = []
+    for step in pairs.eligible:
+        scores, errors = pairs.scores[:, step], pairs.errors[:, step]
+        fitted = fit_step((scores[train], errors[train]), (scores[held], errors[held]), index)
+        tables.append(tabulate(fitted, scores[held]))
+    grid, upper = (torch.from_numpy(np.stack(part)) for part in zip(*tables, strict=True))
+    return Envelope(pairs.eligible, grid, upper, risk, samples, pairs.calls, index, void)

@@ -1,0 +1,295 @@
+"""Algorithm 2 of the paper: pairs of probe score and reuse error, from full and ghost chains.
+
+The ghost chain walks beside full compute with the same noise. It reuses a cached noise prediction
+on a fixed schedule, and where it does not, it takes the prediction of *full compute*, made at a
+state that is not its own. A deployed cache cannot do that: its recomputed predictions carry the
+error of its state, which these labels leave out (docs/method.md). It is built here as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.context import Context, batch_size, select
+from muninn.denoiser import check_prediction
+from muninn.errors import CalibrationError, DenoiserError, InputError
+from muninn.paired import call_seed
+from muninn.paper import archive
+from muninn.paper.epsilon import eligible_steps, require_eligible, used_epsilon
+from muninn.paper.score import SCORES
+from muninn.planner import Noise, Planner
+from muninn.progress import Advance, Task
+from muninn.schedule import FloatArray
+
+if TYPE_CHECKING:
+    from muninn.paper.split import Probe, Split
+
+STRIDE = 4
+_KIND = "ghost-pairs-1"
+
+
+@dataclass(frozen=True, eq=False)
+class GhostPairs:
+    """Scores and errors of one probe, the calibration sets S_cal(t) of all steps.
+
+    Attributes:
+        scores: (calls, steps) float64; NaN at step 0, which has no score.
+        errors: (calls, steps) float64; NaN at steps that are not eligible.
+        eligible: step indices at which reuse is allowed.
+    """
+
+    scores: FloatArray
+    errors: FloatArray
+    eligible: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.scores.ndim != 2 or self.scores.shape != self.errors.shape or not len(self.scores):
+            raise InputError(
+                f"scores and errors must both be (calls, steps), got {self.scores.shape} and "
+                f"{self.errors.shape}"
+            )
+        require_eligible(self.eligible, self.scores.shape[1])
+        for name, table in (("score", self.scores), ("error", self.errors)):
+            bad = np.argwhere(~np.isfinite(table[:, self.eligible]))
+            if len(bad):
+                call, step = int(bad[0, 0]), self.eligible[bad[0, 1]]
+                raise CalibrationError(
+                    f"the {name} of call {call} at step {step} is {table[call, step]}; an envelope "
+                    "needs finite pairs at every eligible step. Check the network and the probe"
+                )
+
+    @property
+    def calls(self) -> int:
+        """How many calls were measured."""
+        return len(self.scores)
+
+    def take(self, count: int) -> GhostPairs:
+        """The pairs of the first ``count`` calls."""
+        if not 1 <= count <= self.calls:
+            raise InputError(f"count must lie between 1 and {self.calls} calls, got {count}")
+        return GhostPairs(self.scores[:count], self.errors[:count], self.eligible)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the pairs to a safetensors file."""
+        arrays = {"scores": self.scores, "errors": self.errors}
+        return archive.write(path, _KIND, {"eligible": list(self.eligible)}, arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> GhostPairs:
+        """Read pairs.
+
+        Raises:
+            InputError: the file is missing, damaged, or holds something else.
+        """
+        fields, arrays = archive.read(path, _KIND)
+        try:
+            return cls(arrays["scores"], arrays["errors"], tuple(fields["eligible"]))
+        except (KeyError, TypeError, InputError) as error:
+            raise InputError(f"{path}: damaged ghost pairs ({error}); collect again") from error
+
+
+def anchor_steps(steps: int, eligible: Sequence[int], stride: int = STRIDE) -> tuple[int, ...]:
+    """Step indices at which the ghost chain takes and caches the full prediction, the set A.
+
+    All steps that are not eligible, and those whose t = steps - index is a multiple of the stride.
+
+    >>> anchor_steps(10, eligible_steps(10))
+    (0, 2, 6, 9)
+    """
+    if stride < 1:
+        raise InputError(f"stride counts steps between anchors, at least 1; got {stride}")
+    require_eligible(eligible, steps)
+    allowed = set(eligible)
+    return tuple(i for i in range(steps) if i not in allowed or (steps - i) % stride == 0)
+
+
+@torch.no_grad()
+def full_chain(planner: Planner, context: Context, noise: Noise) -> tuple[list[Tensor], Tensor]:
+    """Full compute, keeping the effective noise prediction of every step.
+
+    Returns:
+        One tensor (batch, *shape) per step, and the trajectory, bit-identical to
+        :meth:`muninn.planner.Planner.sample` with the same noise.
+
+    Raises:
+        DenoiserError: a prediction has the wrong type, shape or device, or is not finite.
+    """
+    noise = planner.prepare(context, noise, None)
+    x = planner.start(noise, context)
+    kept, finite = [], []
+    for step in range(len(planner.sampler)):
+        prediction = planner.denoiser(x, planner.timestep(step, len(x)), context)
+        prediction = check_prediction(prediction, x, None)
+        finite.append(torch.isfinite(prediction).flatten(1).all(dim=1))
+        kept.append(used_epsilon(planner.sampler, x, prediction, step).clone())
+        x = planner.advance(x, prediction, step, noise.at(step, slice(None)), context)
+    _require_finite(torch.stack(finite), "the denoiser returned NaN or Inf")
+    return kept, x
+
+
+@torch.no_grad()
+def ghost_chain(
+    planner: Planner,
+    full_eps: Sequence[Tensor],
+    probes: Sequence[Probe],
+    context: Context,
+    noise: Noise,
+    eligible: Sequence[int],
+    stride: int = STRIDE,
+) -> tuple[FloatArray, FloatArray]:
+    """The ghost chain of Algorithm 2; runs stems of the network, never its core.
+
+    Args:
+        planner: whose sampler and conditioning the ghost follows.
+        full_eps: what :func:`full_chain` kept on the same context and noise.
+        probes: all measured on one chain, since its states do not depend on them.
+        context, noise: of the full chain.
+        eligible: step indices at which reuse is allowed.
+        stride: steps between anchors inside the eligible band.
+
+    Returns:
+        Scores (probes, batch, steps), NaN at step 0, and errors (batch, steps), the label
+        ``||eps_full - eps_cache||_F / sqrt(H d)``, NaN where not eligible; both float64.
+
+    Raises:
+        InputError: the arguments do not fit together.
+        DenoiserError: a score is not finite.
+    """
+    sampler = planner.sampler
+    steps = len(sampler)
+    anchors = set(anchor_steps(steps, eligible, stride))
+    _require_chain(planner, full_eps, probes)
+    noise = planner.prepare(context, noise, None)
+    x = planner.start(noise, context)
+    size = float(x[0].numel()) ** 0.5
+    allowed = set(eligible)
+    blank = torch.full((len(x), steps), float("nan"), dtype=torch.float64, device=x.device)
+    scores, errors = blank.repeat(len(probes), 1, 1), blank.clone()
+    cache, previous = full_eps[0], _features(planner, probes, x, 0, context)
+    for step in range(steps):
+        if step > 0:
+            features = _features(planner, probes, x, step, context)
+            for place, probe in enumerate(probes):
+                score = SCORES[probe.score](features[id(probe.split)], previous[id(probe.split)])
+                scores[place, :, step] = score
+            previous = features
+            if step in allowed:
+                errors[:, step] = _distance(full_eps[step], cache) / size
+            if step in anchors:
+                cache = full_eps[step]  # the flaw of the module docstring, as published
+        x = sampler.step(x, cache, step, noise.at(step, slice(None)), "epsilon")
+        if planner.condition is not None:
+            x = planner.condition(x, context)
+    for probe, table in zip(probes, scores, strict=True):
+        finite = torch.isfinite(table)
+        finite[:, 0] = True  # the first step has no score
+        _require_finite(finite.T, f"the probe's {probe.score} score is NaN or Inf")
+    return scores.cpu().numpy(), errors.cpu().numpy()
+
+
+def collect_pairs(
+    planner: Planner,
+    probes: Sequence[Probe],
+    calls: Context | int,
+    *,
+    eligible: Sequence[int] | None = None,
+    stride: int = STRIDE,
+    seed: int = 0,
+    batch_size: int = 32,
+    task: Task | None = None,
+) -> list[GhostPairs]:
+    """Algorithm 2 over many calls: one set of pairs per probe.
+
+    Args:
+        planner: what will be deployed.
+        probes: all measured on the same chains.
+        calls: contexts like those to come, one row per call; or a number of calls for a planner
+            without context.
+        eligible: step indices at which reuse is allowed; :func:`eligible_steps` by default.
+        stride: steps between the ghost chain's anchors.
+        seed: noise of call i is a function of (seed, i) alone.
+        batch_size: calls run together.
+        task: progress, as of :func:`muninn.progress.bars`.
+    """
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    count, context = _calls(calls)
+    band = eligible_steps(len(planner.sampler)) if eligible is None else tuple(eligible)
+    advance: Advance = (lambda done: None) if task is None else task("ghost chains", count)
+    scores, errors = [], []
+    for first in range(0, count, batch_size):
+        rows = range(first, min(first + batch_size, count))
+        own = select(context, slice(rows.start, rows.stop))
+        noise = planner.draw_noise(seeds=[call_seed(seed, call) for call in rows])
+        full_eps, _ = full_chain(planner, own, noise)
+        score, error = ghost_chain(planner, full_eps, probes, own, noise, band, stride)
+        scores.append(score)
+        errors.append(error)
+        advance(len(rows))
+    label = np.concatenate(errors)
+    return [GhostPairs(table, label, band) for table in np.concatenate(scores, axis=1)]
+
+
+def _calls(calls: Context | int) -> tuple[int, Context]:
+    """How many calls there are, and their contexts."""
+    count = calls if isinstance(calls, int) else batch_size(calls)
+    if not count or count < 1:
+        raise InputError(
+            "calls holds no call; give batched contexts (one row per call), or a number of calls "
+            "for a planner without context"
+        )
+    return count, None if isinstance(calls, int) else calls
+
+
+def _features(
+    planner: Planner, probes: Sequence[Probe], x: Tensor, step: int, context: Context
+) -> dict[int, Tensor]:
+    """The feature F_t of every distinct split, by the identity of the split."""
+    timestep = planner.timestep(step, len(x))
+    splits: dict[int, Split] = {id(probe.split): probe.split for probe in probes}
+    return {
+        key: split.feature(split.stem(x, timestep, context), x) for key, split in splits.items()
+    }
+
+
+def _distance(one: Tensor, other: Tensor) -> Tensor:
+    """Frobenius norm of the difference per row, (batch,), in fp32 or better."""
+    dtype = torch.promote_types(one.dtype, torch.float32)
+    difference = (one.to(dtype) - other.to(dtype)).flatten(1)
+    norm: Tensor = torch.linalg.vector_norm(difference, dim=1)
+    return norm
+
+
+def _require_chain(planner: Planner, full_eps: Sequence[Tensor], probes: Sequence[Probe]) -> None:
+    if not probes:
+        raise InputError("probes is empty; give at least one Probe")
+    if len(full_eps) != len(planner.sampler):
+        raise InputError(
+            f"full_eps has {len(full_eps)} steps but the sampler has {len(planner.sampler)}; pass "
+            "what full_chain returned for this planner"
+        )
+    for index, step in enumerate(planner.sampler.steps):
+        if step.signal == 0.0:
+            raise InputError(
+                f"step {index} of {planner.sampler.name} starts from pure noise, where a noise "
+                "prediction says nothing of the trajectory; the published method needs a DDPM or "
+                "DDIM sampler"
+            )
+
+
+def _require_finite(finite: Tensor, what: str) -> None:
+    """Raise DenoiserError with the first step and its rows; ``finite`` is (steps, batch)."""
+    if not finite.all():
+        step = int((~finite).any(dim=1).nonzero()[0])
+        rows = (~finite[step]).nonzero().flatten().tolist()
+        raise DenoiserError(
+            f"{what} at step {step} (rows {rows[:8]}); check the network, its inputs and its "
+            "precision before calibrating"
+        )

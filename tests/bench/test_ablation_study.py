@@ -1,0 +1,84 @@
+"""The measuring half of the study, end to end on an untrained network of a few weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from muninn.bench.ablation import settings as grid
+from muninn.bench.ablation.cells import CALIBRATE, TEST, Study
+from muninn.bench.ablation.settings import Sizes
+from muninn.bench.ablation.study import run_study
+from muninn.planners.teacher import Teacher
+from muninn.planners.unet import TemporalUnet, UnetConfig
+from muninn.schedule import Schedule
+
+TINY = Sizes(4, 64, 6, 60, 8, 0, 1, 64, (20, 8, 3), (12, 5), 1)
+
+
+def _teacher() -> Teacher:
+    torch.manual_seed(0)
+    schedule = Schedule.cosine(24)
+    config = UnetConfig(widths=(8, 8), time_width=8, heads=1)
+    network = TemporalUnet(config, schedule, 8).eval().requires_grad_(False)
+    high = torch.tensor([4.8, 3.3, 4.0, 4.0, 0.5, 0.5])
+    return Teacher(network, -high, high, 8, schedule, 0.03)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grid, "TOLERANCES", (0.02, 0.05))
+        patch.setattr(grid, "FORBIDDEN", ((3, 3), (0, 3)))
+        patch.setattr(grid, "RISK_TOLERANCES", (0.05,))
+        patch.setattr(grid, "ADAPTIVE_TOLERANCES", (0.05,))
+        out = tmp_path_factory.mktemp("study")
+        run_study("tiny", _teacher(), out, TINY, device="cpu", command="test", progress=False)
+        before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*")}
+        run_study("tiny", _teacher(), out, TINY, device="cpu", command="test", progress=False)
+        after = {path: path.stat().st_mtime_ns for path in out.glob("cells/*")}
+        assert before == after  # a second run measures nothing
+    return out
+
+
+def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
+    study = Study.load(folder / "cells")
+    methods = set(study.methods())
+    assert {"full", "static-0.02", "static-0.05", "adaptive-0.05", "probegate-0.05"} <= methods
+    assert {"fewsteps", "fixedskip", "taylor1", "probethresh", "teacache", "paper"} <= methods
+    assert len([name for name in methods if name.startswith("variant-")]) == 24
+    for method in ("static-0.05", "fewsteps", "teacache"):
+        orders = [cell.key.order for cell in study.family(method, TEST)]
+        assert orders == [cell.key.order for cell in study.family(method, CALIBRATE)]
+        assert all(len(cell.deviation) == 64 for cell in study.family(method, CALIBRATE))
+    full = study.family("full", TEST)[0]
+    assert not full.deviation.any()
+    assert (full.evaluations == 24).all()
+
+
+def test_cells_hold_what_the_programs_did(folder: Path) -> None:
+    study = Study.load(folder / "cells")
+    for cell in study.family("fewsteps", TEST):
+        assert (cell.evaluations == cell.key.settings["evaluations"]).all()
+    for cell in study.family("paper", TEST):
+        tolerance = cell.key.settings["tolerance"]
+        assert (cell.estimate <= tolerance * 1.001).all()
+        assert cell.evaluated.sum() == pytest.approx(cell.evaluations.mean(), rel=1e-4)
+        assert cell.charged.sum() == pytest.approx(cell.estimate.mean(), rel=1e-3, abs=1e-7)
+        assert cell.key.settings["void"]  # 8 ghost calls cannot support any step risk here
+    deviations = [cell.deviation.mean() for cell in study.family("fewsteps", TEST)]
+    assert deviations[-1] > deviations[0]  # fewer steps, further from full compute
+
+
+def test_times_and_parts_are_there(folder: Path) -> None:
+    import json
+
+    timing = json.loads((folder / "timing.json").read_text())
+    assert len(timing["full_seconds"]) == 1
+    assert {row["method"] for row in timing["rows"]} >= {"paper", "fewsteps", "static-0.05"}
+    parts = json.loads((folder / "overhead.json").read_text())
+    assert parts["stem_ms"]["stem-1"] < parts["full_ms"]
+    assert np.load(folder / "clearance.npy").shape == (6,)
