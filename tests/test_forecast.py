@@ -270,3 +270,13 @@ def test_forecasts_survive_json() -> None:
     for order, look_back in itertools.product(ORDERS, [True, False]):
         forecast = Forecast("v", order, look_back)
         assert Forecast(**forecast.to_json()) == forecast
+
+
+def test_emphasis_weighs_the_estimate_towards_one_end() -> None:
+    sampler = ddim(Schedule.cosine(100), 25)
+    plain = Forecaster(Forecast("sample", 1), sampler)
+    late = Forecaster(Forecast("sample", 1), sampler, -2.0)
+    before, after = np.diff(plain.growth((0, 3))), np.diff(late.growth((0, 3)))
+    ratio = after[4:] / before[4:]  # of the steps 5 to 24
+    assert ratio == pytest.approx(np.exp(-2.0 * (1.0 - np.arange(5, 25) / 24.0)))
+    assert late.difference((0, 3)) == plain.difference((0, 3))  # the forecast itself is the same

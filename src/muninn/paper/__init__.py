@@ -18,7 +18,6 @@ from muninn.paper.policy import PaperRecord, ProbedPlanner
 from muninn.paper.probe_gate import ProbeGatedRuntime
 from muninn.paper.score import SCORES
 from muninn.paper.split import GuidedSplit, InputSplit, NetworkSplit, Probe, Split, split_of
-from muninn.paper.taylor import TaylorPlanner
 
 __all__ = [
     "SCORES",
@@ -36,7 +35,6 @@ __all__ = [
     "ProbeGatedRuntime",
     "ProbedPlanner",
     "Split",
-    "TaylorPlanner",
     "Threshold",
     "calls_needed",
     "collect_pairs",

@@ -3,7 +3,7 @@
 For every eligible step an isotonic regression m_t of error on score, a conformal quantile q_t of
 its residuals on other calls, and ``U_t(s) = max(m_t(s) + q_t, 0)`` as a table (paper,
 "Split-conformal regression details"). It covers errors *of the ghost chain* on exchangeable calls;
-what a deployed cache meets is another matter (docs/method.md).
+what a deployed cache meets is another matter (docs/paper.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The ghost chain walks beside full compute with the same noise. It reuses a cached noise prediction
 on a fixed schedule, and where it does not, it takes the prediction of *full compute*, made at a
 state that is not its own. A deployed cache cannot do that: its recomputed predictions carry the
-error of its state, which these labels leave out (docs/method.md). It is built here as published.
+error of its state, which these labels leave out (docs/paper.md). It is built here as published.
 """
 
 from __future__ import annotations

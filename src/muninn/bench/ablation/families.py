@@ -17,7 +17,7 @@ from muninn.bench.protocol import fixed_cost, plain
 from muninn.context import Context
 from muninn.forecast import ORDERS, Forecast
 from muninn.journal import Journal
-from muninn.paper.taylor import TaylorPlanner
+from muninn.bench.taylor import TaylorPlanner
 from muninn.plan import Family, Program
 from muninn.planner import Noise
 from muninn.record import Record

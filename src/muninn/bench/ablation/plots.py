@@ -12,7 +12,7 @@ from muninn.bench.ablation.folder import Raw
 # Which picture stands below which table, in drawing order.
 BELOW = {
     "promise.png": "promise",
-    "risk.png": "ii_risk",
+    "risk.png": "ii_risk_0.05",
     "probes.png": "iv_probes",
     "variants.png": "vii_ours",
     "time.png": "quarter",

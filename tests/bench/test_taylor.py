@@ -10,7 +10,7 @@ import paper_cases as cases
 from muninn.bench.baselines import spread_steps
 from muninn.errors import InputError
 from muninn.forecast import Forecast
-from muninn.paper.taylor import TaylorPlanner
+from muninn.bench.taylor import TaylorPlanner
 from muninn.plan import Program, Static
 from muninn.planner import Planner
 from muninn.runtime import Runtime
