@@ -62,7 +62,7 @@ def maze_overlays(arrays: Arrays) -> str:
             axis.plot(x, y, color=COLOURS[name], linewidth=width, label=TITLES[name])
         axis.plot(*arrays["start"][call, :2], "o", color="#1c2733", markersize=4)
         axis.plot(*arrays["goal"][call], "*", color="#c0392b", markersize=9)
-        axis.set_title(f"call {call}: deviation {deviation[call]:.3f}", fontsize=9)
+        axis.set_title(f"call {call}: deviation {deviation[call]:.4f}", fontsize=9)
         axis.set_xticks([])
         axis.set_yticks([])
     axes.flat[0].legend(loc="lower left", fontsize=8, framealpha=0.9)
