@@ -155,7 +155,10 @@ class StaticSearch:
         return Program(candidate.forecast, Static(tuple(plans[nearest])))
 
     def rank(self) -> tuple[list[Candidate], int]:
-        """The best few candidates, best first, and the evaluations at which they were compared."""
+        """The best candidate of every emphasis, best first, and the evaluations they had.
+
+        All of them are kept: which one loses fewest calls to another mode shows only on many.
+        """
         sampler = self._planner.sampler
         start = Candidate(Forecast("sample", 1, True), FIRST)
         budget = self._bisect(start, 2, self._steps, SMALL)
@@ -169,7 +172,10 @@ class StaticSearch:
         first = [Candidate(forecast, FIRST) for forecast in forecasts]
         kept = self._best(first, budget, 3)
         second = [Candidate(candidate.forecast, model) for candidate in kept for model in MODELS]
-        return self._best(second, budget, 3), budget
+        leaders: dict[float, Candidate] = {}
+        for candidate in self._best(second, budget, len(second)):
+            leaders.setdefault(candidate.model.emphasis, candidate)
+        return list(leaders.values()), budget
 
     def _best(self, candidates: list[Candidate], budget: int, keep: int) -> list[Candidate]:
         scored = [
@@ -206,18 +212,17 @@ class StaticSearch:
 
     def family(self, ranked: list[Candidate], budget: int) -> Found:
         """Plans around the fewest evaluations of the best candidate."""
-        fewest: dict[Candidate, int] = {}
-        for candidate in ranked[:2]:
-            guess = self._bisect(candidate, 2, budget, SMALL)
-            fewest[candidate] = self._fewest(candidate, guess)
-        best = min(fewest, key=lambda candidate: fewest[candidate])
+        best = ranked[0]
+        fewest = self._fewest(best, self._bisect(best, 2, budget, SMALL))
+        for candidate in ranked[1:]:
+            if fewest > 2 and self._keeps(candidate, fewest - 1, None):
+                best, fewest = candidate, self._fewest(candidate, fewest - 1)
         sizes = sorted(
-            {min(self._steps - 1, max(2, round(fewest[best] * f))) for f in STATIC_SPREAD},
-            reverse=True,
+            {min(self._steps - 1, max(2, round(fewest * f))) for f in STATIC_SPREAD}, reverse=True
         )
         plans = tuple(dict.fromkeys(self.program(best, size).plan for size in sizes))
         family = Family(best.forecast, (Everywhere(), *plans), "static")
-        return Found(family, self.program(best, fewest[best]))
+        return Found(family, self.program(best, fewest))
 
 
 # -- adaptive plans --------------------------------------------------------------------------
