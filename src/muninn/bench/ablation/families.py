@@ -14,10 +14,10 @@ from muninn.bench.ablation.workbench import TUNE, Member, Run, Workbench
 from muninn.bench.baselines import few_steps, fixed_skip
 from muninn.bench.multistep import MultistepPlanner
 from muninn.bench.protocol import fixed_cost, plain
+from muninn.bench.taylor import TaylorPlanner
 from muninn.context import Context
 from muninn.forecast import ORDERS, Forecast
 from muninn.journal import Journal
-from muninn.bench.taylor import TaylorPlanner
 from muninn.plan import Family, Program
 from muninn.planner import Noise
 from muninn.record import Record
