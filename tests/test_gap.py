@@ -43,6 +43,7 @@ def gap(sampler: Sampler, kind: str) -> torch.Tensor:
         kind,
         noise,
         slice(None),  # type: ignore[arg-type]
+        muninn.gap.column_cache(),
     )
 
 

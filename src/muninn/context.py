@@ -19,7 +19,7 @@ from muninn.errors import InputError
 Context = Any
 
 
-def _map(context: Context, change: Callable[[Tensor], Tensor]) -> Context:
+def _map(context: Context, change: Callable[[Tensor], Any]) -> Context:
     if isinstance(context, Tensor):
         return change(context)
     if isinstance(context, dict):
@@ -86,6 +86,22 @@ def batch_size(context: Context) -> int | None:
     if size == 0:
         raise InputError("the context is empty; give at least one call")
     return size
+
+
+def like(context: Context) -> Context:
+    """The same nest with uninitialised tensors of the same shapes, dtypes and devices."""
+    return _map(context, torch.empty_like)
+
+
+def copy_into(target: Context, source: Context) -> None:
+    """Overwrite the tensors of a nest with those of another of the same structure."""
+    for (_, into), (_, value) in zip(tensors(target), tensors(source), strict=True):
+        into.copy_(value, non_blocking=True)
+
+
+def signature(context: Context) -> str:
+    """What a captured call depends on besides the values of tensors: structure and the rest."""
+    return repr(_map(context, lambda tensor: (tuple(tensor.shape), str(tensor.dtype))))
 
 
 def digest(context: Context) -> str:

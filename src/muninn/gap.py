@@ -8,6 +8,7 @@ operations. Conditioning is the caller's: it belongs to states that the network 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from muninn.forecast import Weights, weighted_sum
 from muninn.planner import Noise
 from muninn.sampler import Kind, Sampler
+
+Columns = Callable[[Weights, int, torch.device], tuple[Tensor, ...]]
 
 LARGEST = 1 << 20
 """Numbers per trajectory in the intermediate of a collapsed gap; larger gaps are stepped."""
@@ -30,6 +33,7 @@ def run_gap(
     kind: Kind,
     noise: Noise,
     rows: Tensor | slice,
+    columns: Columns,
 ) -> Tensor:
     """State after the steps ``first``, ``first + 1``, ..., one per row of ``weights``.
 
@@ -42,6 +46,7 @@ def run_gap(
         kind: the forecast quantity.
         noise: draws of the call, for steps that add noise.
         rows: which rows of the call ``x`` holds.
+        columns: tables of weights on the device; :func:`column_cache` makes one per runtime.
     """
     collapsed = sampler.collapse(first, first + len(weights), kind)
     if collapsed is None or x[0].numel() * len(weights) > LARGEST:
@@ -49,18 +54,22 @@ def run_gap(
             x = sampler.step(x, weighted_sum(row, values), step, noise.at(step, rows), kind)
         return x
     carry, effects = collapsed
-    columns = _columns(weights, x.ndim - 1, x.device)
-    newest = values[len(values) - len(columns) :]
-    forecasts = newest[0][:, None] * columns[0]
-    for value, column in zip(newest[1:], columns[1:], strict=True):
+    parts = columns(weights, x.ndim - 1, x.device)
+    newest = values[len(values) - len(parts) :]
+    forecasts = newest[0][:, None] * parts[0]
+    for value, column in zip(newest[1:], parts[1:], strict=True):
         forecasts.addcmul_(value[:, None], column)
     if sampler.clip is not None:
         forecasts.clamp_(-sampler.clip, sampler.clip)
-    (effect,) = _columns(tuple((value,) for value in effects), x.ndim - 1, x.device)
+    (effect,) = columns(tuple((value,) for value in effects), x.ndim - 1, x.device)
     return (x * carry).add_(forecasts.mul_(effect).sum(dim=1))
 
 
-@functools.lru_cache(maxsize=16384)
+def column_cache() -> Columns:
+    """A cache of device tables that lives as long as its owner: captured graphs point into it."""
+    return functools.lru_cache(maxsize=16384)(_columns)
+
+
 def _columns(weights: Weights, dims: int, device: torch.device) -> tuple[Tensor, ...]:
     """Columns of a table of weights, each (gap, 1, ..., 1) with ``dims`` trailing ones."""
     table = torch.from_numpy(np.array(weights, dtype=np.float32)).to(device)

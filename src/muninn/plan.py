@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -16,7 +16,12 @@ from muninn.schedule import FloatArray
 
 
 class Plan(Protocol):
-    """Names the next step to evaluate, for one trajectory, right after an evaluation."""
+    """Names the next step to evaluate, for one trajectory, right after an evaluation.
+
+    ``fixed`` says that it does not depend on the trajectory: nothing need be read from a device.
+    """
+
+    fixed: ClassVar[bool]
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
         """The next step to evaluate, in (step, steps).
@@ -40,6 +45,8 @@ class Plan(Protocol):
 class Everywhere:
     """Full compute: the denoiser at every step. Member 0 of every family."""
 
+    fixed: ClassVar[bool] = True
+
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
         """The following step."""
         return step + 1
@@ -57,6 +64,7 @@ class Static:
         anchors: increasing steps; the first is 0, the last is the sampler's last.
     """
 
+    fixed: ClassVar[bool] = True
     anchors: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -94,6 +102,7 @@ class Adaptive:
             1 at the last; below 0 where later evaluations repair early errors.
     """
 
+    fixed: ClassVar[bool] = False
     threshold: float
     dense: int = 3
     longest: int = 1_000_000

@@ -24,10 +24,11 @@ from muninn.context import Context, select
 from muninn.denoiser import check_prediction
 from muninn.errors import DenoiserError, InputError
 from muninn.forecast import Forecaster, Weights, weighted_sum
-from muninn.gap import run_gap
+from muninn.gap import column_cache, run_gap
 from muninn.plan import Adaptive, Program, Static
 from muninn.planner import Noise, Planner
 from muninn.record import Record
+from muninn.schedule import FloatArray
 
 OnFailure = Literal["full", "error"]
 Rows = Tensor | slice
@@ -35,6 +36,13 @@ Rows = Tensor | slice
 _log = logging.getLogger("muninn")
 _logged: set[str] = set()
 _SUM = torch.float64  # finite terms of any dtype cannot overflow it
+
+
+_Sums = tuple[int, Sequence[int], Tensor]
+"""Step, rows and the sum of each row's prediction."""
+
+_Scales = tuple[int, Sequence[int], Tensor, float]
+"""Step, rows, size of each row's divided difference, and the error of the gap per unit of it."""
 
 
 @dataclass
@@ -49,6 +57,9 @@ class RunState:
     evaluated: npt.NDArray[np.bool_]
     charged: npt.NDArray[np.float64]  # estimated error of the gap after each evaluated step
     failed: dict[int, str] = field(default_factory=dict)
+    sums: list[_Sums] = field(default_factory=list)  # of predictions, not yet read by the host
+    scales: list[_Scales] = field(default_factory=list)  # of differences, not yet read
+    packed: Tensor | None = None  # all of both in one tensor, where every row shares its steps
     dtype: torch.dtype | None = None
 
 
@@ -77,6 +88,7 @@ class Runtime:
         self._strict = strict  # calibration: only NaN and Inf may fall back, the rest is a bug
         emphasis = plan.emphasis if isinstance(plan, Adaptive) else 0.0
         self._forecaster = Forecaster(program.forecast, planner.sampler, emphasis)
+        self._columns = column_cache()
 
     @torch.no_grad()
     def __call__(
@@ -98,10 +110,17 @@ class Runtime:
         run = self._blank(noise)
         try:
             self._run(run, noise, context)
+            self._read(run)
         except DenoiserError as error:
             if self.on_failure == "error" or self._strict:
                 raise
             run.failed = dict.fromkeys(range(len(run.after)), str(error))
+        return self._finish(run, noise, context, began)
+
+    def _finish(
+        self, run: RunState, noise: Noise, context: Context, began: float
+    ) -> tuple[Tensor, Record]:
+        """Full compute where a row failed, and the record."""
         if run.failed:
             self._recover(run, noise, context)
         record = Record(
@@ -129,42 +148,60 @@ class Runtime:
         )
 
     def _run(self, run: RunState, noise: Noise, context: Context) -> None:
-        """Carry every row to the last step."""
+        """Carry every row to the last step; with a fixed plan nothing is read by the host."""
         planner = self.planner
         run.after = planner.start(noise, context).clone()
         shape = (len(run.after), self._forecaster.memory, *planner.shape)
         run.history = torch.zeros(shape, dtype=torch.float32, device=run.after.device)
-        self._advance_rows(run, noise, context)
-        for row, good in enumerate(_finite(run.after)):
-            if not good:
-                run.failed.setdefault(row, "the trajectory is not finite")
-
-    def _advance_rows(self, run: RunState, noise: Noise, context: Context) -> None:
-        """Visit the steps at which the plan evaluates a row, in order."""
-        while (step := min(run.due)) < len(self.planner.sampler):
+        while (step := min(run.due)) < len(planner.sampler):
             rows = [row for row, due in enumerate(run.due) if due == step]
             self._evaluate(run, step, rows, noise, context)
+        run.sums.append((len(planner.sampler), range(len(run.after)), _sums(run.after)))
+        if self.program.plan.fixed:
+            run.packed = torch.stack([*(entry[2] for entry in run.sums), *_sizes(run.scales)])
+
+    def _read(self, run: RunState) -> None:
+        """Bring to the host what the loop left on the device: failures and error estimates."""
+        if run.packed is not None:  # one transfer instead of one per evaluation
+            values = iter(run.packed.tolist())
+        else:
+            values = (
+                tensor.tolist() for tensor in (*(e[2] for e in run.sums), *_sizes(run.scales))
+            )
+        for step, rows, _ in run.sums:
+            for row, total in zip(rows, next(values), strict=True):
+                if not math.isfinite(total):
+                    run.failed.setdefault(row, self._failure(step))
+        for step, rows, _, growth in run.scales:
+            run.charged[list(rows), step] = np.array(next(values)) * growth
+        run.sums.clear()
+        run.scales.clear()
+
+    def _failure(self, step: int) -> str:
+        if step == len(self.planner.sampler):
+            return "the trajectory is not finite"
+        return f"the denoiser returned NaN or Inf at step {step}"
 
     def _evaluate(
         self, run: RunState, step: int, rows: list[int], noise: Noise, context: Context
     ) -> None:
         """Bring ``rows`` to ``step``, evaluate them there, take the step, and plan ahead."""
-        groups = group_rows(rows, run)
+        groups = _group(rows, run)
         states = [self._arrive(run, step, *group, noise, context) for group in groups]
         if len(groups) == 1:
             state, own = states[0], select(context, groups[0][1])
         else:  # group by group, so that parts can be split off again
-            rows = [row for _, members in groups for row in row_numbers(members, run)]
+            rows = [row for _, members in groups for row in _rows(members, run)]
             state = torch.cat(states)
             own = select(context, torch.tensor(rows, device=state.device))
-        prediction = self._predict(run, state, step, rows, own)
+        prediction = self.planner.denoiser(state, self.planner.timestep(step, len(rows)), own)
         run.evaluations[rows] += 1
         run.evaluated[rows, step] = True
         prediction = check_prediction(prediction, state, run.dtype)
         run.dtype = prediction.dtype
-        for row, good in zip(rows, _finite(prediction), strict=True):
-            if not good:
-                run.failed[row] = f"the denoiser returned NaN or Inf at step {step}"
+        run.sums.append((step, rows, _sums(prediction)))
+        if not self.program.plan.fixed:
+            self._read(run)
         if len(groups) == 1:
             self._commit(run, step, *groups[0], state, prediction, noise, context)
             return
@@ -172,12 +209,6 @@ class Runtime:
         for (nodes, members), part in zip(groups, states, strict=True):
             piece = slice(at, at := at + len(part))
             self._commit(run, step, nodes, members, state[piece], prediction[piece], noise, context)
-
-    def _predict(
-        self, run: RunState, state: Tensor, step: int, rows: list[int], context: Context
-    ) -> Tensor:
-        """The denoiser at the states of ``rows``."""
-        return self.planner.denoiser(state, self.planner.timestep(step, len(rows)), context)
 
     def _arrive(
         self,
@@ -229,7 +260,7 @@ class Runtime:
             after = planner.advance(state, prediction, step, xi, own)
         if step == len(sampler) - 1:
             run.after[members] = after
-            for row in row_numbers(members, run):
+            for row in _rows(members, run):
                 run.due[row] = len(sampler)
             return
         history = torch.cat([history[:, 1:], newest[:, None]], dim=1)
@@ -244,29 +275,38 @@ class Runtime:
         self, run: RunState, step: int, nodes: tuple[int, ...], members: Rows, history: Tensor
     ) -> None:
         """Set each row's next evaluation and charge it the estimated error of its gap."""
-        steps = len(self.planner.sampler)
+        steps, rows = len(self.planner.sampler), _rows(members, run)
         weights = self._forecaster.difference(nodes)
-        if weights is None:
-            scales = [float("nan")] * len(history)
-        else:
-            difference = weighted_sum(weights, _values(history, nodes)).flatten(1)
-            sizes = torch.linalg.vector_norm(difference, dim=1).tolist()
-            scales = [size / self.planner.shape[0] ** 0.5 for size in sizes]
         growth = self._forecaster.growth(nodes)
-        # A gate waits for the history that its order needs; a static plan names its own steps.
-        ready = len(nodes) == self._forecaster.memory
-        for row, scale in zip(row_numbers(members, run), scales, strict=True):
+        sizes = None
+        if weights is not None:
+            difference = weighted_sum(weights, _values(history, nodes)).flatten(1)
+            sizes = torch.linalg.vector_norm(difference, dim=1) / self.planner.shape[0] ** 0.5
+        for row in rows:
             run.nodes[row] = nodes
+        if self.program.plan.fixed:
+            due = self._due(run, rows[0], step, growth, float("nan"))
+            for row in rows:
+                run.due[row] = due
+            if sizes is not None and due > step + 1:
+                run.scales.append((step, rows, sizes, float(growth[due - 1])))
+            return
+        # A gate waits for the history that its order needs.
+        ready = len(nodes) == self._forecaster.memory
+        known = [float("nan")] * len(rows) if sizes is None else sizes.tolist()
+        for row, scale in zip(rows, known, strict=True):
             if row in run.failed:
                 run.due[row] = steps
                 continue
-            used = int(run.evaluations[row])
-            known = scale if ready else float("nan")
-            named = self.program.plan.next(step, steps, used, growth, known)
-            due = min(max(named, step + 1), steps - 1)
-            run.due[row] = due
-            if due > step + 1 and weights is not None:
-                run.charged[row, step] = scale * float(growth[due - 1])
+            run.due[row] = self._due(run, row, step, growth, scale if ready else float("nan"))
+            if run.due[row] > step + 1 and weights is not None:
+                run.charged[row, step] = scale * float(growth[run.due[row] - 1])
+
+    def _due(self, run: RunState, row: int, step: int, growth: FloatArray, scale: float) -> int:
+        """The step that the plan names next, within the sampler."""
+        steps = len(self.planner.sampler)
+        named = self.program.plan.next(step, steps, int(run.evaluations[row]), growth, scale)
+        return min(max(named, step + 1), steps - 1)
 
     def _replay(
         self,
@@ -289,6 +329,7 @@ class Runtime:
             self.program.forecast.quantity,
             noise,
             members,
+            self._columns,
         )
         return x if planner.condition is None else planner.condition(x, select(context, members))
 
@@ -328,12 +369,16 @@ def _values(history: Tensor, nodes: tuple[int, ...]) -> list[Tensor]:
     return list(history[:, history.shape[1] - len(nodes) :].unbind(dim=1))
 
 
-def _finite(values: Tensor) -> list[bool]:
-    """Whether each row is free of NaN and Inf; a sum is, if and only if its terms are."""
-    return [math.isfinite(total) for total in values.flatten(1).sum(1, dtype=_SUM).tolist()]
+def _sizes(scales: list[_Scales]) -> list[Tensor]:
+    return [sizes.to(_SUM) for _, _, sizes, _ in scales]
 
 
-def row_numbers(members: Rows, run: RunState) -> Sequence[int]:
+def _sums(values: Tensor) -> Tensor:
+    """Sum of each row: finite if and only if its terms are."""
+    return values.flatten(1).sum(1, dtype=_SUM)
+
+
+def _rows(members: Rows, run: RunState) -> Sequence[int]:
     """The row numbers behind an index."""
     return range(len(run.after)) if isinstance(members, slice) else members.tolist()
 
@@ -345,7 +390,7 @@ def _index(rows: list[int], run: RunState) -> Rows:
     return torch.tensor(rows, device=run.after.device)
 
 
-def group_rows(rows: list[int], run: RunState) -> list[tuple[tuple[int, ...], Rows]]:
+def _group(rows: list[int], run: RunState) -> list[tuple[tuple[int, ...], Rows]]:
     """Rows with equal evaluation history share their weights, so they move together."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row in rows:

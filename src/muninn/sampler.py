@@ -247,6 +247,26 @@ class Sampler:
             after.add_(noise, alpha=step.from_noise)
         return after
 
+    def affine(self, index: int, kind: Kind) -> tuple[float, float, float, float, float]:
+        """A step as numbers: x0 from (x, p), and the next state from (clipped x0, x, p).
+
+        Without clipping x0 does not enter: the third number is 0.
+        """
+        update = self._updates[kind][index]
+        sample = (update.sample_from_state, update.sample_from_prediction)
+        if self.clip is None:
+            return (*sample, 0.0, update.state, update.prediction)
+        return (
+            *sample,
+            update.clipped_from_sample,
+            update.clipped_from_state,
+            update.clipped_from_prediction,
+        )
+
+    def conversion(self, index: int, target: Kind) -> tuple[float, float]:
+        """(u, w) with ``target = u * x + w * prediction`` for the network's own prediction."""
+        return self._conversion(self.steps[index], self.kind, target)
+
     def _collapse(self, first: int, until: int, kind: Kind) -> Collapsed | None:
         """Steps ``first`` to ``until - 1`` as ``carry * x + sum of effect * prediction``.
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 import paper_cases as cases
 from muninn.bench.baselines import spread_steps
+from muninn.bench.taylor import TaylorPlanner
 from muninn.errors import InputError
 from muninn.forecast import Forecast
-from muninn.bench.taylor import TaylorPlanner
 from muninn.plan import Program, Static
 from muninn.planner import Planner
 from muninn.runtime import Runtime

@@ -21,15 +21,15 @@ from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
 from muninn.plan import Everywhere, Program
 from muninn.planner import Noise, Planner
-from muninn.runtime import RunState, Runtime, group_rows
+from muninn.rounds import RoundRuntime, Rows
 
 
 @dataclass
-class _ProbedState(RunState):
+class _ProbedRows(Rows):
     hidden: Any = None  # what the stem gave at the current step, every row
 
 
-class ProbeGatedRuntime(Runtime):
+class ProbeGatedRuntime(RoundRuntime):
     """Forecasts between the steps at which a gate over the probe asks for an evaluation.
 
     Args:
@@ -44,47 +44,36 @@ class ProbeGatedRuntime(Runtime):
         self.probe = probe
         self.gate = gate
 
-    def _blank(self, noise: Noise) -> RunState:
-        return _ProbedState(**vars(super()._blank(noise)))
+    def _begin(self, noise: Noise, context: Context) -> Rows:
+        return _ProbedRows(**vars(super()._begin(noise, context)))
 
-    def _advance_rows(self, run: RunState, noise: Noise, context: Context) -> None:
+    def _rounds(self, rows: Rows, draws: Tensor | None, context: Context) -> None:
         """Visit every step: probe all rows, evaluate those that the gate does not let reuse."""
-        assert isinstance(run, _ProbedState)
-        planner, split = self.planner, self.probe.split
-        steps, rows = len(planner.sampler), len(run.after)
-        state = self.gate.start(rows, run.after.device)
+        assert isinstance(rows, _ProbedRows)
+        split, steps, count = self.probe.split, len(self.planner.sampler), len(rows.after)
+        everyone = torch.arange(count, device=rows.after.device)
+        state = self.gate.start(count, rows.after.device)
         before = torch.empty(0)
         for step in range(steps):
-            x = self._states(run, step, noise, context)
-            run.hidden = split.stem(x, planner.timestep(step, rows), context)
-            feature = split.feature(run.hidden, x)
-            fresh = list(range(rows))
+            at = torch.full_like(everyone, step)
+            x = self._state(rows, everyone, at, draws, context)
+            rows.hidden = split.stem(x, self._timesteps[at], context)
+            feature = split.feature(rows.hidden, x)
+            fresh = everyone
             if step > 0:
                 # Until its order has the history it needs, and at the last step: evaluate.
-                ready = [
-                    len(nodes) == self._forecaster.memory and step < steps - 1
-                    for nodes in run.nodes
-                ]
+                allowed = (rows.count == self._forecaster.memory) & (at < steps - 1)
                 score = SCORES[self.probe.score](feature, before)
-                allowed = torch.tensor(ready, device=x.device)
                 reuse, _, state = self.gate.decide(step, score, allowed, state)
-                fresh = (~reuse).nonzero().squeeze(1).tolist()
+                fresh = (~reuse).nonzero().squeeze(1)
             before = feature
-            if fresh:
-                self._evaluate(run, step, fresh, noise, context)
+            if len(fresh):
+                rows.due[fresh] = step
+                self._round(rows, fresh, draws, context)
 
-    def _states(self, run: RunState, step: int, noise: Noise, context: Context) -> Tensor:
-        """Every row's state at ``step``."""
-        x = run.after.clone()
-        for nodes, members in group_rows(list(range(len(x))), run):
-            if nodes and step - nodes[-1] > 1:
-                x[members] = self._arrive(run, step, nodes, members, noise, context)
-        return x
-
-    def _predict(
-        self, run: RunState, state: Tensor, step: int, rows: list[int], context: Context
+    def _evaluate_rows(
+        self, rows: Rows, active: Tensor, state: Tensor, step: Tensor, context: Context
     ) -> Tensor:
-        assert isinstance(run, _ProbedState)
-        hidden = select(run.hidden, torch.tensor(rows, device=state.device))
-        told = self.planner.timestep(step, len(rows))
-        return self.probe.split.core(hidden, state, told, context)
+        assert isinstance(rows, _ProbedRows)
+        hidden = select(rows.hidden, active)
+        return self.probe.split.core(hidden, state, self._timesteps[step], context)

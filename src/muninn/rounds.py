@@ -1,0 +1,271 @@
+"""The batched engine: each round evaluates every unfinished row, each at its own step.
+
+Decisions, forecasts and look-back are tensors over rows, so nothing is grouped and nothing is
+decided by the host; rows need different numbers of evaluations, and a round serves all that are
+left. Equal to :class:`muninn.runtime.Runtime` up to rounding, whatever the batch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.context import Context, select
+from muninn.denoiser import check_prediction
+from muninn.errors import DenoiserError, InputError
+from muninn.forecast import error_weights
+from muninn.plan import Adaptive, Everywhere, Program, Static
+from muninn.planner import Noise, Planner
+from muninn.record import Record
+from muninn.runtime import OnFailure, RunState, Runtime
+from muninn.vector_gap import StepTable, stacked_draws, used_nodes, vector_gap
+
+
+@dataclass
+class Rows:
+    """Device state of a call, one entry per row.
+
+    Attributes:
+        after: state right after the last evaluation, (rows, *shape).
+        history: values at the nodes, newest last, (rows, memory, *shape) float32.
+        nodes: evaluated steps, newest last, (rows, memory); count: how many of them are real.
+        due: next step to evaluate; ``steps`` once a row is finished, (rows,).
+        used: evaluations so far, (rows,).
+        evaluated: (rows, steps) bool.
+        charged: estimated error by step, (rows, steps) float64.
+        total: sum of all predictions seen: not finite if one was not, (rows,) float64.
+    """
+
+    after: Tensor
+    history: Tensor
+    nodes: Tensor
+    count: Tensor
+    due: Tensor
+    used: Tensor
+    evaluated: Tensor
+    charged: Tensor
+    total: Tensor
+
+
+class RoundRuntime(Runtime):
+    """Runs a program on many rows, each at its own pace."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        program: Program,
+        *,
+        on_failure: OnFailure = "full",
+        strict: bool = False,
+    ) -> None:
+        super().__init__(planner, program, on_failure=on_failure, strict=strict)
+        if not isinstance(program.plan, Everywhere | Static | Adaptive):
+            raise InputError(
+                f"rounds run everywhere, static and adaptive plans, not "
+                f"{type(program.plan).__name__}; use the eager engine"
+            )
+        sampler, device, quantity = planner.sampler, planner.device, program.forecast.quantity
+        self._own = StepTable.of(sampler, sampler.kind, device)
+        self._table = StepTable.of(sampler, quantity, device)
+        conversions = [sampler.conversion(index, quantity) for index in range(len(sampler))]
+        self._convert = torch.tensor(np.array(conversions), dtype=planner.dtype, device=device)
+        timesteps = [planner.timestep(step, 1) for step in range(len(sampler))]
+        self._timesteps = torch.cat(timesteps)
+        emphasis = program.plan.emphasis if isinstance(program.plan, Adaptive) else 0.0
+        early = 1.0 - np.arange(len(sampler)) / max(len(sampler) - 1, 1)
+        weights = error_weights(sampler, quantity) * np.exp(emphasis * early)
+        self._weights = torch.tensor(weights, dtype=torch.float64, device=device)
+        self._places = self._table.variable
+        self._next = self._named_steps()
+
+    def _named_steps(self) -> Tensor | None:
+        """The step after each step, for plans that fix it."""
+        plan, steps = self.program.plan, len(self.planner.sampler)
+        if not plan.fixed:
+            return None
+        blank = np.zeros(steps)
+        named = [plan.next(step, steps, 1, blank, float("nan")) for step in range(steps)]
+        capped = [min(max(name, step + 1), steps - 1) for step, name in enumerate(named)]
+        return torch.tensor(capped, device=self.planner.device)
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        context: Context = None,
+        *,
+        noise: Noise | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Record]:
+        """One planning call; see :meth:`Runtime.__call__`."""
+        began = time.perf_counter()
+        noise = self.planner.prepare(context, noise, generator)
+        rows = self._begin(noise, context)
+        draws = stacked_draws(noise)
+        failure: str | None = None
+        try:
+            self._rounds(rows, draws, context)
+        except DenoiserError as error:
+            if self.on_failure == "error" or self._strict:
+                raise
+            failure = str(error)
+        run = self._outcome(rows, noise, failure)
+        return self._finish(run, noise, context, began)
+
+    def _rounds(self, rows: Rows, draws: Tensor | None, context: Context) -> None:
+        """Rounds until every row is at the end."""
+        while len(active := (rows.due < len(self.planner.sampler)).nonzero().squeeze(1)):
+            self._round(rows, active, draws, context)
+
+    def _begin(self, noise: Noise, context: Context) -> Rows:
+        planner, memory = self.planner, self._forecaster.memory
+        x = planner.start(noise, context).clone()
+        count, steps, device = len(x), len(planner.sampler), x.device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
+            return torch.zeros((count, *shape), dtype=dtype, device=device)
+
+        return Rows(
+            x,
+            zeros(memory, *planner.shape, dtype=torch.float32),
+            zeros(memory),
+            zeros(),
+            zeros(),
+            zeros(),
+            zeros(steps, dtype=torch.bool),
+            zeros(steps, dtype=torch.float64),
+            zeros(dtype=torch.float64),
+        )
+
+    def _round(self, rows: Rows, active: Tensor, draws: Tensor | None, context: Context) -> None:
+        """Evaluate the active rows, each at its own due step, and name their next steps."""
+        planner, forecast = self.planner, self.program.forecast
+        noise = None if draws is None else draws[:, active]
+        own = select(context, active)
+        before, history = rows.after[active], rows.history[active]
+        nodes, count, step = rows.nodes[active], rows.count[active], rows.due[active]
+        known = used_nodes(forecast, count, nodes.shape[1])
+        first = torch.where(count > 0, nodes[:, -1] + 1, step)
+        gapped = first < step
+        state = self._state(rows, active, step, draws, own)
+        prediction = self._evaluate_rows(rows, active, state, step, own)
+        prediction = check_prediction(prediction, state, None)
+        rows.total[active] += prediction.flatten(1).sum(1, dtype=torch.float64)
+        shape = [1] * (state.ndim - 1)
+        from_state, from_prediction = self._convert[step].view(-1, 2, *shape).unbind(dim=1)
+        value = (from_state * state + from_prediction * prediction.to(state.dtype)).float()
+        after = self._own.step(state, prediction, step, noise)
+        wide = gapped.view(-1, *shape)
+        if forecast.look_back:
+            closed = torch.cat([nodes, step[:, None]], dim=1)
+            values = torch.cat([history, value[:, None]], dim=1)
+            all_known = torch.cat([known, torch.ones_like(known[:, :1])], dim=1)
+            replayed = vector_gap(
+                self._table, before, values, closed, all_known, first, step, noise
+            )
+            replayed = self._conditioned(replayed, gapped, own)
+            repaired = self._table.step(replayed, value.to(state.dtype), step, noise)
+            after = torch.where(wide, repaired, after)
+        if planner.condition is not None:
+            after = planner.condition(after, own)
+        rows.after[active] = after
+        rows.history[active] = torch.cat([history[:, 1:], value[:, None]], dim=1)
+        rows.nodes[active] = torch.cat([nodes[:, 1:], step[:, None]], dim=1)
+        rows.count[active] = (count + 1).clamp_max(nodes.shape[1])
+        rows.used[active] += 1
+        rows.evaluated[active, step] = True
+        self._plan(rows, active, step)
+
+    def _evaluate_rows(
+        self, rows: Rows, active: Tensor, state: Tensor, step: Tensor, context: Context
+    ) -> Tensor:
+        """The denoiser at the states of the active rows, each at its own step."""
+        return self.planner.denoiser(state, self._timesteps[step], context)
+
+    def _state(
+        self, rows: Rows, active: Tensor, step: Tensor, draws: Tensor | None, context: Context
+    ) -> Tensor:
+        """States of the active rows at ``step``, after a gap of forecasts if any."""
+        nodes, count = rows.nodes[active], rows.count[active]
+        known = used_nodes(self.program.forecast, count, nodes.shape[1])
+        first = torch.where(count > 0, nodes[:, -1] + 1, step)
+        before, history = rows.after[active], rows.history[active]
+        noise = None if draws is None else draws[:, active]
+        state = vector_gap(self._table, before, history, nodes, known, first, step, noise)
+        return self._conditioned(state, first < step, context)
+
+    def _conditioned(self, state: Tensor, gapped: Tensor, context: Context) -> Tensor:
+        """Known entries written into states after a gap; others are conditioned already."""
+        if self.planner.condition is None:
+            return state
+        conditioned = self.planner.condition(state.clone(), context)
+        return torch.where(gapped.view(-1, *[1] * (state.ndim - 1)), conditioned, state)
+
+    def _plan(self, rows: Rows, active: Tensor, step: Tensor) -> None:
+        """The next step of each active row, and what its gap is charged."""
+        steps, last = len(self.planner.sampler), len(self.planner.sampler) - 1
+        nodes, count = rows.nodes[active], rows.count[active]
+        degree = max(self.program.forecast.order, 1)
+        scale, growth = self._estimate(rows.history[active], nodes, count, degree)
+        if self._next is not None:
+            named = self._next[step]
+        else:
+            named = self._gate(rows.used[active], step, scale, growth, count)
+        named = torch.minimum(torch.maximum(named, step + 1), torch.full_like(step, last))
+        cost = scale * growth.gather(1, (named - 1)[:, None]).squeeze(1)
+        cost = torch.where((named > step + 1) & (count > 1), cost, torch.zeros_like(cost))
+        rows.charged[active, step] = cost
+        rows.due[active] = torch.where(step == last, torch.full_like(step, steps), named)
+
+    def _estimate(
+        self, history: Tensor, nodes: Tensor, count: Tensor, degree: int
+    ) -> tuple[Tensor, Tensor]:
+        """Size of the highest divided difference (rows,), and its growth by step (rows, steps)."""
+        width = nodes.shape[1]
+        back = torch.arange(width - 1, -1, -1, device=nodes.device)
+        taking = (back <= degree) & (back < count[:, None])
+        places = self._places[nodes]
+        other = ~torch.eye(width, dtype=torch.bool, device=nodes.device)
+        pairs = taking[:, :, None] & taking[:, None, :] & other
+        apart = torch.where(pairs, places[:, :, None] - places[:, None, :], 1.0)
+        weights = torch.where(taking, 1.0 / apart.prod(dim=2), 0.0).to(history.dtype)
+        shape = [1] * (history.ndim - 2)
+        difference = (weights.view(*weights.shape, *shape) * history).sum(dim=1)
+        size = torch.linalg.vector_norm(difference.flatten(1), dim=1).double()
+        size = size / self.planner.shape[0] ** 0.5
+        span = torch.minimum(torch.full_like(count, degree), count - 1)
+        factors = (self._places[None, None, :] - places[:, :, None]).abs()
+        factors = torch.where((back < span[:, None])[:, :, None], factors, 1.0).prod(dim=1)
+        later = torch.arange(len(self._places), device=nodes.device) > nodes[:, -1:]
+        growth = torch.where(later, factors * self._weights, 0.0).cumsum(dim=1)
+        return size, growth
+
+    def _gate(
+        self, used: Tensor, step: Tensor, scale: Tensor, growth: Tensor, count: Tensor
+    ) -> Tensor:
+        """:meth:`muninn.plan.Adaptive.next`, every row at once."""
+        plan: Any = self.program.plan
+        last = len(self.planner.sampler) - 1
+        allowed = torch.where(scale > 0.0, plan.threshold / scale, torch.full_like(scale, np.inf))
+        passing = torch.searchsorted(growth, allowed[:, None], right=True).squeeze(1)
+        named = torch.minimum(torch.maximum(passing, step + 1), step + plan.longest)
+        waiting = (step + 1 < plan.dense) | (count < self._forecaster.memory) | ~scale.isfinite()
+        named = torch.where(waiting, step + 1, named)
+        return torch.where(used >= plan.cap - 1, torch.full_like(step, last), named)
+
+    def _outcome(self, rows: Rows, noise: Noise, failure: str | None) -> RunState:
+        """What the call did, on the host."""
+        run = self._blank(noise)
+        run.after = rows.after
+        run.evaluations[:] = rows.used.cpu().numpy()
+        run.evaluated[:] = rows.evaluated.cpu().numpy()
+        run.charged[:] = rows.charged.cpu().numpy()
+        finite = (rows.total + rows.after.flatten(1).sum(1, dtype=torch.float64)).isfinite()
+        for row, good in enumerate(finite.tolist()):
+            if failure is not None or not good:
+                run.failed[row] = failure or "the denoiser returned NaN or Inf"
+        return run

@@ -1,0 +1,115 @@
+"""The batched engine equals the reference runtime, row by row, whatever the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from analytic import Counting, mixture_planner
+from muninn.forecast import Forecast
+from muninn.plan import Adaptive, Everywhere, Program
+from muninn.planner import Planner
+from muninn.rounds import RoundRuntime
+from muninn.runtime import Runtime
+from runtime_cases import NAMES, STEPS, contexts, pin_start, programs, samplers
+
+SEEDS = range(6)
+
+
+def planner_for(name: str, condition: Any = pin_start) -> Planner:
+    return replace(mixture_planner(samplers()[name]), condition=condition)
+
+
+@pytest.mark.parametrize("kind", list(programs(samplers()["ddim"])))
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_the_reference(name: str, kind: str) -> None:
+    planner = planner_for(name)
+    program = programs(planner.sampler)[kind]
+    noise = planner.draw_noise(seeds=SEEDS)
+    expected, reference = Runtime(planner, program)(contexts(6), noise=noise)
+    found, record = RoundRuntime(planner, program)(contexts(6), noise=noise)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
+    assert np.array_equal(record.evaluated, reference.evaluated)
+    assert np.array_equal(record.evaluations, reference.evaluations)
+    assert record.estimate == pytest.approx(reference.estimate, rel=1e-3, abs=1e-6)
+    assert record.charged == pytest.approx(reference.charged, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+@pytest.mark.parametrize("quantity", ["sample", "epsilon", "v"])
+@pytest.mark.parametrize("look_back", [False, True])
+def test_every_forecast(order: int, quantity: Any, look_back: bool) -> None:
+    planner = planner_for("clipped ddim", None)
+    plan = Adaptive(0.05, dense=max(order + 1, 2), longest=6, cap=18, emphasis=-1.0)
+    program = Program(Forecast(quantity, order, look_back), plan)
+    noise = planner.draw_noise(seeds=SEEDS)
+    expected, reference = Runtime(planner, program)(noise=noise)
+    found, record = RoundRuntime(planner, program)(noise=noise)
+    assert np.array_equal(record.evaluated, reference.evaluated)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_full_compute_and_what_is_spent() -> None:
+    planner = planner_for("ddpm")
+    counting = Counting(planner.denoiser)
+    planner = replace(planner, denoiser=counting)
+    noise = planner.draw_noise(seeds=SEEDS)
+    full = planner.sample(contexts(6), noise=noise)
+    counting.rows.clear()
+    program = Program(Forecast("sample", 0, False), Everywhere())
+    found, record = RoundRuntime(planner, program)(contexts(6), noise=noise)
+    torch.testing.assert_close(found, full, atol=1e-5, rtol=0.0)
+    assert counting.rows == [6] * STEPS
+    assert (record.evaluations == STEPS).all()
+
+
+def test_a_round_serves_every_unfinished_row() -> None:
+    """Rows differ in their steps, yet there are only as many rounds as the hungriest row needs."""
+    planner = planner_for("ddim")
+    counting = Counting(planner.denoiser)
+    planner = replace(planner, denoiser=counting)
+    program = Program(Forecast("sample", 1), Adaptive(0.01, dense=2))
+    noise = planner.draw_noise(seeds=range(12))
+    _, record = RoundRuntime(planner, program)(contexts(12), noise=noise)
+    assert len({tuple(row) for row in record.evaluated.tolist()}) > 1
+    assert len(counting.rows) == record.evaluations.max()
+    assert sum(counting.rows) == record.evaluations.sum()
+
+
+def test_rows_do_not_depend_on_the_batch() -> None:
+    planner = planner_for("stochastic ddim")
+    program = Program(Forecast("sample", 1), Adaptive(0.02, dense=2))
+    noise, context = planner.draw_noise(seeds=SEEDS), contexts(6)
+    together, record = RoundRuntime(planner, program)(context, noise=noise)
+    for row in SEEDS:
+        pick = torch.tensor([row])
+        alone, own = RoundRuntime(planner, program)(context[pick], noise=noise.select(pick))
+        torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=0.0)
+        assert np.array_equal(own.evaluated[0], record.evaluated[row])
+
+
+def test_a_row_with_nan_gets_full_compute() -> None:
+    planner = planner_for("ddim")
+    healthy = planner.denoiser
+    poisoned = True
+
+    def broken(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        out = healthy(x, timestep, context).clone()
+        if poisoned and len(out) == 6:
+            out[2] = float("nan")
+        return out
+
+    program = programs(planner.sampler)["static"]
+    noise, context = planner.draw_noise(seeds=SEEDS), contexts(6)
+    found, record = RoundRuntime(replace(planner, denoiser=broken), program)(context, noise=noise)
+    full = planner.sample(context[2:3], noise=noise.select(torch.tensor([2])))
+    torch.testing.assert_close(found[2:3], full, atol=1e-6, rtol=0.0)
+    assert [reason is not None for reason in record.fallback] == [row == 2 for row in SEEDS]
+    clean, _ = Runtime(planner, program)(context, noise=noise)
+    others = [row for row in SEEDS if row != 2]
+    torch.testing.assert_close(found[others], clean[others], atol=2e-5, rtol=0.0)
