@@ -156,6 +156,8 @@ def test_a_plan_made_for_a_longer_sampler_is_refused() -> None:
 class Stuck:
     """A plan that names a step already done."""
 
+    fixed = False
+
     def next(self, step: int, steps: int, used: int, growth: object, scale: float) -> int:
         return 0
 
