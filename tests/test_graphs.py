@@ -12,12 +12,11 @@ import torch
 
 import muninn.graphs
 from analytic import mixture_planner
-from muninn.context import copy_into, like
 from muninn.errors import InputError
 from muninn.forecast import Forecast
-from muninn.graphs import MOST_SHAPES, GraphRuntime
+from muninn.graphs import MOST_SHAPES, GraphRuntime, RoundGraphRuntime
 from muninn.plan import Everywhere, Program
-from muninn.planner import Noise, Planner
+from muninn.planner import Planner
 from muninn.runtime import Runtime
 from runtime_cases import contexts, gate, pin_start, programs, samplers
 
@@ -25,31 +24,27 @@ FIXED = [name for name in programs(samplers()["ddim"]) if name.startswith("stati
 
 
 class Replayed:
-    """Stands for a captured call on the CPU: runs the function on its own input buffers."""
+    """Stands for a graph on the CPU: runs its function again and overwrites the first result."""
 
-    def __init__(self, function: Callable[..., Any], noise: Noise, context: Any) -> None:
+    def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
-        self.noise = Noise(
-            torch.empty_like(noise.initial),
-            {step: torch.empty_like(draw) for step, draw in noise.steps.items()},
-        )
-        self.context = like(context)
+        self.result = function()
 
-    def replay(self, noise: Noise, context: Any) -> Any:
-        self.noise.initial.copy_(noise.initial)
-        for step, draw in noise.steps.items():
-            self.noise.steps[step].copy_(draw)
-        copy_into(self.context, context)
-        return self.function(self.noise, self.context)
+    def replay(self) -> None:
+        again = self.function()
+        if self.result is not None:
+            self.result.after.copy_(again.after)
+            self.result.packed.copy_(again.packed)
 
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
-    def capture(function: Callable[..., Any], noise: Noise, context: Any) -> Replayed:
-        made.append((tuple(noise.initial.shape), context))
-        return Replayed(function, noise, context)
+    def capture(function: Callable[[], Any], device: torch.device) -> tuple[Replayed, Any]:
+        graph = Replayed(function)
+        made.append(graph)
+        return graph, graph.result
 
     monkeypatch.setattr(muninn.graphs, "capture", capture)
     monkeypatch.setattr(muninn.graphs, "require_cuda", lambda planner: None)
@@ -81,11 +76,11 @@ def test_shapes_are_captured_once_each_and_the_oldest_forgotten(captures: list[A
     runtime = GraphRuntime(planner, Program(Forecast("sample", 0, False), Everywhere()))
     for rows in (1, 2, 1, 2, 1):
         runtime(contexts(rows), noise=planner.draw_noise(rows))
-    assert [shape[0] for shape, _ in captures] == [1, 2]
+    assert [len(made.result.after) for made in captures] == [1, 2]
     for rows in range(3, 3 + MOST_SHAPES):
         runtime(contexts(rows), noise=planner.draw_noise(rows))
     runtime(contexts(1), noise=planner.draw_noise(1))
-    assert [shape[0] for shape, _ in captures].count(1) == 2
+    assert [len(made.result.after) for made in captures].count(1) == 2
 
 
 def test_what_cannot_be_captured_runs_eagerly(
@@ -113,13 +108,30 @@ def test_results_are_the_callers_own(captures: list[Any]) -> None:
     assert torch.equal(again, kept)
 
 
+@pytest.mark.parametrize("kind", list(programs(samplers()["ddim"])))
+@pytest.mark.parametrize("name", ["ddim", "ddpm", "stochastic ddim", "euler"])
+def test_replayed_rounds_are_the_eager_call(captures: list[Any], name: str, kind: str) -> None:
+    planner = planner_for(name)
+    program = programs(planner.sampler)[kind]
+    graph, eager = RoundGraphRuntime(planner, program), Runtime(planner, program)
+    for first in (0, 10):
+        noise = planner.draw_noise(seeds=range(first, first + 6))
+        found, record = graph(contexts(6), noise=noise)
+        expected, reference = eager(contexts(6), noise=noise)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
+        assert np.array_equal(record.evaluated, reference.evaluated)
+        assert record.estimate == pytest.approx(reference.estimate, rel=1e-3, abs=1e-6)
+    assert len(captures) == 4  # rounds of 1, 2, 4 and 6 rows
+
+
 def test_bad_input_is_refused(captures: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     planner = planner_for()
     with pytest.raises(InputError, match="decides on the way"):
         GraphRuntime(planner, gate(planner.sampler))
     monkeypatch.undo()
-    with pytest.raises(InputError, match="CUDA"):
-        GraphRuntime(planner, programs(planner.sampler)["static"])
+    for engine in (GraphRuntime, RoundGraphRuntime):
+        with pytest.raises(InputError, match="CUDA"):
+            engine(planner, programs(planner.sampler)["static"])
 
 
 @pytest.mark.gpu
@@ -135,4 +147,20 @@ def test_a_cuda_graph_is_the_eager_call(name: str, kind: str) -> None:
         found, record = graph(contexts(3).to(device), noise=noise)
         expected, reference = eager(contexts(3).to(device), noise=noise)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+        assert np.array_equal(record.evaluated, reference.evaluated)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", list(programs(samplers()["ddim"])))
+@pytest.mark.parametrize("name", ["ddim", "clipped ddim", "ddpm", "euler"])
+def test_rounds_in_cuda_graphs_are_the_eager_call(name: str, kind: str) -> None:
+    device = torch.device("cuda")
+    planner = replace(planner_for(name), device=device)
+    program = programs(planner.sampler)[kind]
+    graph, eager = RoundGraphRuntime(planner, program), Runtime(planner, program)
+    for first in (0, 10):
+        noise = planner.draw_noise(seeds=range(first, first + 6))
+        found, record = graph(contexts(6).to(device), noise=noise)
+        expected, reference = eager(contexts(6).to(device), noise=noise)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
         assert np.array_equal(record.evaluated, reference.evaluated)

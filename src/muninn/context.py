@@ -88,15 +88,10 @@ def batch_size(context: Context) -> int | None:
     return size
 
 
-def like(context: Context) -> Context:
-    """The same nest with uninitialised tensors of the same shapes, dtypes and devices."""
-    return _map(context, torch.empty_like)
-
-
 def copy_into(target: Context, source: Context) -> None:
-    """Overwrite the tensors of a nest with those of another of the same structure."""
+    """Overwrite the first rows of a nest's tensors with those of another of its structure."""
     for (_, into), (_, value) in zip(tensors(target), tensors(source), strict=True):
-        into.copy_(value, non_blocking=True)
+        into[: len(value)].copy_(value, non_blocking=True)
 
 
 def signature(context: Context) -> str:

@@ -1,8 +1,10 @@
-"""CUDA graphs: a whole call captured once per shape, then replayed without Python in between.
+"""CUDA graphs: work captured once per shape, then replayed without Python in between.
 
-At batch 1 a planner is bound by kernel launches. A static plan takes no decision, so the network's
-evaluations, forecasts, look-back, conditioning and sampler steps of a call are one graph: inputs
-are copied in, the graph runs, outputs are cloned out, and the host reads one small tensor.
+At batch 1 a planner is bound by kernel launches. A fixed plan takes no decision, so a whole call
+(evaluations, forecasts, look-back, conditioning, sampler steps) is one graph: inputs are copied
+in, the graph runs, outputs are cloned out, and the host reads one small tensor. An adaptive plan
+is one graph per *round*, in which every unfinished row is evaluated at its own step; which steps
+those are is decided on the device, and the host reads after each round only who is left.
 """
 
 from __future__ import annotations
@@ -11,63 +13,43 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from muninn.context import Context, copy_into, like, signature
-from muninn.errors import InputError
+from muninn.context import Context, copy_into, select, signature
+from muninn.errors import DenoiserError, InputError
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
 from muninn.record import Record
+from muninn.rounds import RoundRuntime, Rows
 from muninn.runtime import OnFailure, RunState, Runtime, log_once
+from muninn.vector_gap import stacked_draws
 
 MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
 WARM_UP = 3  # runs before a capture, in which libraries choose kernels and allocate workspaces
 
-
-@dataclass
-class Captured:
-    """A captured function of (noise, context), its input buffers and what it returned."""
-
-    graph: torch.cuda.CUDAGraph
-    noise: Noise
-    context: Context
-    result: Any
-
-    def replay(self, noise: Noise, context: Context) -> Any:
-        """Run on other inputs of the same shapes; ``result`` is overwritten in place."""
-        self.noise.initial.copy_(noise.initial, non_blocking=True)
-        for step, draw in noise.steps.items():
-            self.noise.steps[step].copy_(draw, non_blocking=True)
-        copy_into(self.context, context)
-        self.graph.replay()
-        return self.result
+Result = TypeVar("Result")
 
 
-def capture(function: Callable[[Noise, Context], Any], noise: Noise, context: Context) -> Captured:
-    """Capture ``function(noise, context)``, which must not read from the device.
+def capture(function: Callable[[], Result], device: torch.device) -> tuple[Any, Result]:
+    """A graph of what a function does on the device, and the result that replays overwrite.
 
     Raises:
         RuntimeError: what the function did cannot be captured; nothing is left behind.
     """
-    buffers = Noise(
-        noise.initial.clone(), {step: draw.clone() for step, draw in noise.steps.items()}
-    )
-    inputs = like(context)
-    copy_into(inputs, context)
-    side = torch.cuda.Stream(noise.initial.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(noise.initial.device))
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
         for _ in range(WARM_UP):
-            function(buffers, inputs)
-    torch.cuda.current_stream(noise.initial.device).wait_stream(side)
+            function()
+    torch.cuda.current_stream(device).wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = function(buffers, inputs)
-    return Captured(graph, buffers, inputs, result)
+        result = function()
+    return graph, result
 
 
 def require_cuda(planner: Planner) -> None:
@@ -79,11 +61,61 @@ def require_cuda(planner: Planner) -> None:
         )
 
 
+class Shapes(Generic[Result]):
+    """What was captured for the shapes seen last; None where capturing failed."""
+
+    def __init__(self, make: Callable[[Noise, Context], Result]) -> None:
+        self._make = make
+        self._made: OrderedDict[Hashable, Result | None] = OrderedDict()
+
+    def get(self, noise: Noise, context: Context) -> Result | None:
+        """The captured work for these inputs; made if it is the first of its shape."""
+        key = (tuple(noise.initial.shape), signature(context))
+        if key not in self._made:
+            try:
+                self._made[key] = self._make(noise, context)
+            except RuntimeError as error:
+                log_once(f"running eagerly, the call cannot be captured in a CUDA graph: {error}")
+                self._made[key] = None
+            while len(self._made) > MOST_SHAPES:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return self._made[key]
+
+
+def _buffers(noise: Noise, context: Context, spare: int) -> tuple[Noise, Context]:
+    """Input buffers with the given values, and ``spare`` more rows than the call has."""
+    rows = len(noise.initial)
+    index = torch.arange(rows + spare, device=noise.initial.device).clamp_max(rows - 1)
+    return noise.select(index), select(context, index)
+
+
+def _fill(buffers: Noise, noise: Noise, into: Context, context: Context) -> None:
+    rows = len(noise.initial)
+    buffers.initial[:rows].copy_(noise.initial, non_blocking=True)
+    for step, draw in noise.steps.items():
+        buffers.steps[step][:rows].copy_(draw, non_blocking=True)
+    copy_into(into, context)
+
+
+# -- fixed plans -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Call:
+    """A captured call: its graph, its input buffers and the state that it writes."""
+
+    graph: Any
+    noise: Noise
+    context: Context
+    run: RunState
+
+
 class GraphRuntime(Runtime):
     """Runs a fixed program (a static plan, or full compute) as one CUDA graph per shape.
 
-    A call that cannot be captured runs eagerly, and says so once. Calls from several threads take
-    turns.
+    A call that cannot be captured runs eagerly, and that is logged once. Calls from several
+    threads take turns.
 
     Raises:
         InputError: the planner is not on a CUDA device, or the plan is adaptive.
@@ -100,8 +132,8 @@ class GraphRuntime(Runtime):
         super().__init__(planner, program, on_failure=on_failure, strict=strict)
         require_cuda(planner)
         if not program.plan.fixed:
-            raise InputError("one graph holds a static plan; an adaptive one decides on the way")
-        self._captured: OrderedDict[Hashable, Captured | None] = OrderedDict()
+            raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
+        self._calls = Shapes(self._capture)
         self._lock = threading.Lock()
 
     @torch.no_grad()
@@ -116,42 +148,136 @@ class GraphRuntime(Runtime):
         began = time.perf_counter()
         noise = self.planner.prepare(context, noise, generator)
         with self._lock:
-            captured = self._for_shape(noise, context)
-            run = None if captured is None else self._outcome(captured.replay(noise, context))
-        if run is None:
+            call = self._calls.get(noise, context)
+            if call is not None:
+                _fill(call.noise, noise, call.context, context)
+                call.graph.replay()
+                run = _own_copy(call.run)
+        if call is None:
             return super().__call__(context, noise=noise)
         self._read(run)
         return self._finish(run, noise, context, began)
 
-    def _for_shape(self, noise: Noise, context: Context) -> Captured | None:
-        key = (tuple(noise.initial.shape), signature(context))
-        if key not in self._captured:
-            try:
-                self._captured[key] = capture(self._whole_call, noise, context)
-            except RuntimeError as error:
-                log_once(f"running eagerly, the call cannot be captured in a CUDA graph: {error}")
-                self._captured[key] = None
-            while len(self._captured) > MOST_SHAPES:
-                self._captured.popitem(last=False)
-        self._captured.move_to_end(key)
-        return self._captured[key]
+    def _capture(self, noise: Noise, context: Context) -> _Call:
+        buffers, inputs = _buffers(noise, context, 0)
 
-    def _whole_call(self, noise: Noise, context: Context) -> RunState:
-        run = self._blank(noise)
-        self._run(run, noise, context)
-        return run
+        def call() -> RunState:
+            run = self._blank(buffers)
+            self._run(run, buffers, inputs)
+            return run
 
-    def _outcome(self, captured: RunState) -> RunState:
-        """A call's own copy of what the graph wrote."""
-        packed = captured.packed
-        return replace(
-            captured,
-            after=captured.after.clone(),
-            evaluations=captured.evaluations.copy(),
-            evaluated=captured.evaluated.copy(),
-            charged=captured.charged.copy(),
-            failed={},
-            sums=list(captured.sums),
-            scales=list(captured.scales),
-            packed=None if packed is None else packed.clone(),
-        )
+        graph, run = capture(call, self.planner.device)
+        return _Call(graph, buffers, inputs, run)
+
+
+def _own_copy(captured: RunState) -> RunState:
+    """A call's own copy of what the graph wrote."""
+    packed = captured.packed
+    return replace(
+        captured,
+        after=captured.after.clone(),
+        evaluations=captured.evaluations.copy(),
+        evaluated=captured.evaluated.copy(),
+        charged=captured.charged.copy(),
+        failed={},
+        sums=list(captured.sums),
+        scales=list(captured.scales),
+        packed=None if packed is None else packed.clone(),
+    )
+
+
+# -- adaptive plans ----------------------------------------------------------------------------
+
+
+class _Rounds:
+    """Captured rounds of one batch size: state buffers, and a graph per number of rows served.
+
+    Buffers have one row more than the batch, which takes what padded rounds do in vain.
+    """
+
+    def __init__(self, runtime: RoundGraphRuntime, noise: Noise, context: Context) -> None:
+        self.count = len(noise.initial)
+        self._runtime = runtime
+        self.noise, self.context = _buffers(noise, context, 1)
+        self._draws = stacked_draws(self.noise)
+        self.rows = runtime._begin(self.noise, self.context)
+        self._graphs: dict[int, tuple[Any, Tensor]] = {}
+        for size in _sizes(self.count):
+            active = torch.full((size,), self.count, device=noise.initial.device)
+            active[: min(size, self.count)] = torch.arange(min(size, self.count))
+
+            def one_round(active: Tensor = active) -> None:
+                runtime._round(self.rows, active, self._draws, self.context)
+
+            graph, _ = capture(one_round, noise.initial.device)
+            self._graphs[size] = (graph, active)
+
+    def run(self, noise: Noise, context: Context) -> Rows:
+        """Rounds until every row is at the end; a copy of their final state."""
+        _fill(self.noise, noise, self.context, context)
+        draws = stacked_draws(self.noise)
+        if self._draws is not None and draws is not None:
+            self._draws.copy_(draws)
+        fresh = self._runtime._begin(self.noise, self.context)
+        for entry in fields(Rows):
+            getattr(self.rows, entry.name).copy_(getattr(fresh, entry.name))
+        steps = len(self._runtime.planner.sampler)
+        while active := [row for row, due in enumerate(self._due()) if due < steps]:
+            size = next(size for size in self._graphs if size >= len(active))
+            graph, index = self._graphs[size]
+            padded = active + [self.count] * (size - len(active))
+            index.copy_(torch.tensor(padded), non_blocking=True)
+            graph.replay()
+        entries = (getattr(self.rows, entry.name)[: self.count].clone() for entry in fields(Rows))
+        return Rows(*entries)
+
+    def _due(self) -> list[int]:
+        due: list[int] = self.rows.due[: self.count].tolist()
+        return due
+
+
+def _sizes(count: int) -> list[int]:
+    """Numbers of rows that rounds are captured for: powers of two, and the whole batch."""
+    return [2**k for k in range(count.bit_length()) if 2**k < count] + [count]
+
+
+class RoundGraphRuntime(RoundRuntime):
+    """Runs any program in rounds, each a CUDA graph. For adaptive plans, and for batches.
+
+    Raises:
+        InputError: the planner is not on a CUDA device.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        program: Program,
+        *,
+        on_failure: OnFailure = "full",
+        strict: bool = False,
+    ) -> None:
+        super().__init__(planner, program, on_failure=on_failure, strict=strict)
+        require_cuda(planner)
+        self._captured = Shapes(lambda noise, context: _Rounds(self, noise, context))
+        self._lock = threading.Lock()
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        context: Context = None,
+        *,
+        noise: Noise | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Record]:
+        """One planning call; see :meth:`Runtime.__call__`."""
+        began = time.perf_counter()
+        noise = self.planner.prepare(context, noise, generator)
+        try:
+            with self._lock:
+                rounds = self._captured.get(noise, context)
+                rows = None if rounds is None else rounds.run(noise, context)
+        except DenoiserError:
+            rows = None  # the eager engine decides what to do about it
+        if rows is None:
+            return super().__call__(context, noise=noise)
+        return self._finish(self._outcome(rows, noise, None), noise, context, began)

@@ -82,6 +82,7 @@ class RoundRuntime(Runtime):
         self._weights = torch.tensor(weights, dtype=torch.float64, device=device)
         self._places = self._table.variable
         self._next = self._named_steps()
+        self._true = torch.tensor(True, device=device)
 
     def _named_steps(self) -> Tensor | None:
         """The step after each step, for plans that fix it."""
@@ -147,7 +148,8 @@ class RoundRuntime(Runtime):
         noise = None if draws is None else draws[:, active]
         own = select(context, active)
         before, history = rows.after[active], rows.history[active]
-        nodes, count, step = rows.nodes[active], rows.count[active], rows.due[active]
+        nodes, count = rows.nodes[active], rows.count[active]
+        step = rows.due[active].clamp_max(len(planner.sampler) - 1)
         known = used_nodes(forecast, count, nodes.shape[1])
         first = torch.where(count > 0, nodes[:, -1] + 1, step)
         gapped = first < step
@@ -177,7 +179,7 @@ class RoundRuntime(Runtime):
         rows.nodes[active] = torch.cat([nodes[:, 1:], step[:, None]], dim=1)
         rows.count[active] = (count + 1).clamp_max(nodes.shape[1])
         rows.used[active] += 1
-        rows.evaluated[active, step] = True
+        rows.evaluated.index_put_((active, step), self._true)
         self._plan(rows, active, step)
 
     def _evaluate_rows(
