@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+import muninn
 import muninn.graphs
 from analytic import mixture_planner
-from muninn.errors import InputError
+from muninn.engines import runtime_for
+from muninn.errors import CertificateError, DenoiserError, InputError
 from muninn.forecast import Forecast
 from muninn.graphs import MOST_SHAPES, GraphRuntime, RoundGraphRuntime
-from muninn.plan import Everywhere, Program
+from muninn.plan import Everywhere, Family, Program, Static
 from muninn.planner import Planner
 from muninn.runtime import Runtime
 from runtime_cases import contexts, gate, pin_start, programs, samplers
@@ -83,18 +85,55 @@ def test_shapes_are_captured_once_each_and_the_oldest_forgotten(captures: list[A
     assert [len(made.result.after) for made in captures].count(1) == 2
 
 
-def test_what_cannot_be_captured_runs_eagerly(
-    captures: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_what_cannot_be_captured_is_planned_in_full(
+    captures: list[Any], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    """The eager program is not the one that was certified: full compute is."""
+    asked = 0
+
     def refuse(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
         raise RuntimeError("operation not permitted when stream is capturing")
 
     monkeypatch.setattr(muninn.graphs, "capture", refuse)
-    planner = planner_for()
-    program = programs(planner.sampler)["static"]
-    noise = planner.draw_noise(2)
-    found, _ = GraphRuntime(planner, program)(contexts(2), noise=noise)
-    assert torch.equal(found, Runtime(planner, program)(contexts(2), noise=noise)[0])
+    planner = replace(planner_for(), engine="graph")
+    program, noise = programs(planner.sampler)[kind], planner.draw_noise(2)
+    runtime = runtime_for(planner, program)
+    for _ in range(2):
+        found, record = runtime(contexts(2), noise=noise)
+        assert torch.equal(found, planner.sample(contexts(2), noise=noise))
+        assert record.fallbacks == 2
+        assert "engine='eager'" in str(record.fallback[0])
+    assert asked == 1  # found out once per shape
+    with pytest.raises(DenoiserError, match="not permitted"):
+        runtime_for(planner, program, on_failure="error")(contexts(2), noise=noise)
+
+
+def test_a_planner_names_its_engine(captures: list[Any]) -> None:
+    eager, graph = planner_for(), replace(planner_for(), engine="graph")
+    static, adaptive = (programs(eager.sampler)[kind] for kind in ("static", "adaptive"))
+    assert type(runtime_for(eager, static)) is Runtime
+    assert type(runtime_for(graph, static)) is GraphRuntime
+    assert type(runtime_for(graph, adaptive)) is RoundGraphRuntime
+    assert "engine" not in eager.identity()
+    assert graph.identity() == {**eager.identity(), "engine": "graph"}
+    with pytest.raises(InputError, match="engine is one of"):
+        replace(eager, engine="magic")  # type: ignore[arg-type]
+
+
+def test_a_certificate_holds_for_its_engine(captures: list[Any]) -> None:
+    graph = replace(planner_for(), engine="graph")
+    family = Family(Forecast("sample", 1), (Everywhere(), Static((0, 1, 2, 5, 9, 14, 19, 24))), "x")
+    certificate = muninn.calibrate(
+        graph, contexts(90), tolerance=0.5, family=family, progress=False
+    )
+    assert captures  # certified on what will be deployed
+    found, _ = muninn.cache(graph, certificate)(contexts(2))
+    assert found.shape == (2, *graph.shape)
+    with pytest.raises(CertificateError, match="engine"):
+        muninn.cache(planner_for(), certificate)
 
 
 def test_results_are_the_callers_own(captures: list[Any]) -> None:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from muninn.certificate import Certificate
 from muninn.context import Context
+from muninn.engines import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
 from muninn.record import Record
-from muninn.runtime import OnFailure, Runtime, log_once
+from muninn.runtime import OnFailure, log_once
 
 OnMismatch = Literal["error", "full"]
 
@@ -40,7 +41,7 @@ class CachedPlanner:
         self.certificate = certificate
         self.reason = reason
         program = Program.full(planner.sampler.kind) if certificate is None else certificate.program
-        self._runtime = Runtime(planner, program, on_failure=on_failure)
+        self._runtime = runtime_for(planner, program, on_failure=on_failure)
 
     def __call__(
         self,

@@ -25,7 +25,7 @@ from muninn.plan import Program
 from muninn.planner import Noise, Planner
 from muninn.record import Record
 from muninn.rounds import RoundRuntime, Rows
-from muninn.runtime import OnFailure, RunState, Runtime, log_once
+from muninn.runtime import OnFailure, RunState, Runtime
 from muninn.vector_gap import stacked_draws
 
 MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
@@ -62,25 +62,33 @@ def require_cuda(planner: Planner) -> None:
 
 
 class Shapes(Generic[Result]):
-    """What was captured for the shapes seen last; None where capturing failed."""
+    """What was captured for the shapes seen last; why not, where capturing failed."""
 
     def __init__(self, make: Callable[[Noise, Context], Result]) -> None:
         self._make = make
-        self._made: OrderedDict[Hashable, Result | None] = OrderedDict()
+        self._made: OrderedDict[Hashable, Result | str] = OrderedDict()
 
-    def get(self, noise: Noise, context: Context) -> Result | None:
-        """The captured work for these inputs; made if it is the first of its shape."""
+    def get(self, noise: Noise, context: Context) -> Result:
+        """The captured work for these inputs; made if it is the first of its shape.
+
+        Raises:
+            DenoiserError: it cannot be captured; found out once per shape.
+        """
         key = (tuple(noise.initial.shape), signature(context))
         if key not in self._made:
             try:
                 self._made[key] = self._make(noise, context)
             except RuntimeError as error:
-                log_once(f"running eagerly, the call cannot be captured in a CUDA graph: {error}")
-                self._made[key] = None
+                self._made[key] = str(error)
             while len(self._made) > MOST_SHAPES:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
-        return self._made[key]
+        made = self._made[key]
+        if isinstance(made, str):
+            raise DenoiserError(
+                f"the call cannot be captured in a CUDA graph ({made}); use engine='eager'"
+            )
+        return made
 
 
 def _buffers(noise: Noise, context: Context, spare: int) -> tuple[Noise, Context]:
@@ -114,8 +122,8 @@ class _Call:
 class GraphRuntime(Runtime):
     """Runs a fixed program (a static plan, or full compute) as one CUDA graph per shape.
 
-    A call that cannot be captured runs eagerly, and that is logged once. Calls from several
-    threads take turns.
+    A call that cannot be captured fails as one whose denoiser fails: full compute, or an error.
+    Calls from several threads take turns.
 
     Raises:
         InputError: the planner is not on a CUDA device, or the plan is adaptive.
@@ -147,15 +155,15 @@ class GraphRuntime(Runtime):
         """One planning call; see :meth:`Runtime.__call__`."""
         began = time.perf_counter()
         noise = self.planner.prepare(context, noise, generator)
-        with self._lock:
-            call = self._calls.get(noise, context)
-            if call is not None:
+        try:
+            with self._lock:
+                call = self._calls.get(noise, context)
                 _fill(call.noise, noise, call.context, context)
                 call.graph.replay()
                 run = _own_copy(call.run)
-        if call is None:
-            return super().__call__(context, noise=noise)
-        self._read(run)
+            self._read(run)
+        except DenoiserError as error:
+            run = self._failed(self._blank(noise), error)
         return self._finish(run, noise, context, began)
 
     def _capture(self, noise: Noise, context: Context) -> _Call:
@@ -274,10 +282,8 @@ class RoundGraphRuntime(RoundRuntime):
         noise = self.planner.prepare(context, noise, generator)
         try:
             with self._lock:
-                rounds = self._captured.get(noise, context)
-                rows = None if rounds is None else rounds.run(noise, context)
-        except DenoiserError:
-            rows = None  # the eager engine decides what to do about it
-        if rows is None:
-            return super().__call__(context, noise=noise)
-        return self._finish(self._outcome(rows, noise, None), noise, context, began)
+                rows = self._captured.get(noise, context).run(noise, context)
+            run = self._outcome(rows, noise)
+        except DenoiserError as error:
+            run = self._failed(self._blank(noise), error)
+        return self._finish(run, noise, context, began)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, batch_size, select
+from muninn.engines import runtime_for
 from muninn.errors import DenoiserError, InputError
 from muninn.metrics import Metric, Tolerance, measure, tolerances
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
-from muninn.runtime import Runtime
 from muninn.schedule import FloatArray
 
 
@@ -137,7 +137,7 @@ class PairedCalls:
     def measure(self, program: Program, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""
         full = self.full(calls)
-        runtime = Runtime(self.planner, program, strict=True)
+        runtime = runtime_for(self.planner, program, strict=True)
         cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
         deviation = measure(self.metric, full, cached.to(full.dtype))
         return Measured(deviation, record.estimate, record.evaluations)

@@ -15,6 +15,8 @@ from muninn.errors import InputError
 from muninn.sampler import Sampler
 
 Condition = Callable[[Tensor, Context], Tensor]
+Engine = Literal["eager", "graph"]
+ENGINES: tuple[Engine, ...] = ("eager", "graph")
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Planner:
         condition_when: ``before`` every evaluation and once at the end (Diffuser, CleanDiffuser,
             diffusion_policy), or only ``after`` every step, leaving x_T as drawn.
         device, dtype: of the states.
+        engine: what runs programs of this planner: ``eager`` anywhere, ``graph`` (CUDA graphs) on a
+            GPU. A certificate holds for the engine it was made with.
     """
 
     denoiser: Denoiser
@@ -63,6 +67,7 @@ class Planner:
     condition_when: Literal["before", "after"] = "before"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
+    engine: Engine = "eager"
 
     def __post_init__(self) -> None:
         # "cuda" means the current device; tensors say which, and are compared with this.
@@ -74,12 +79,14 @@ class Planner:
             )
         if self.condition_when not in ("before", "after"):
             raise InputError(f"condition_when is 'before' or 'after', got {self.condition_when!r}")
+        if self.engine not in ENGINES:
+            raise InputError(f"engine is one of {', '.join(ENGINES)}, got {self.engine!r}")
         if not self.dtype.is_floating_point:
             raise InputError(f"dtype must be a floating-point dtype, got {self.dtype}")
 
     def identity(self) -> dict[str, Any]:
         """JSON-ready identity of the program; a certificate holds for exactly this."""
-        return {
+        identity = {
             "model": fingerprint(self.denoiser),
             "sampler": self.sampler.describe(),
             "shape": list(self.shape),
@@ -90,6 +97,8 @@ class Planner:
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
+        # Named only where it is not the reference, so that older certificates stay readable.
+        return identity if self.engine == "eager" else {**identity, "engine": self.engine}
 
     def draw_noise(
         self,

@@ -107,14 +107,11 @@ class RoundRuntime(Runtime):
         noise = self.planner.prepare(context, noise, generator)
         rows = self._begin(noise, context)
         draws = stacked_draws(noise)
-        failure: str | None = None
         try:
             self._rounds(rows, draws, context)
+            run = self._outcome(rows, noise)
         except DenoiserError as error:
-            if self.on_failure == "error" or self._strict:
-                raise
-            failure = str(error)
-        run = self._outcome(rows, noise, failure)
+            run = self._failed(self._outcome(rows, noise), error)
         return self._finish(run, noise, context, began)
 
     def _rounds(self, rows: Rows, draws: Tensor | None, context: Context) -> None:
@@ -259,7 +256,7 @@ class RoundRuntime(Runtime):
         named = torch.where(waiting, step + 1, named)
         return torch.where(used >= plan.cap - 1, torch.full_like(step, last), named)
 
-    def _outcome(self, rows: Rows, noise: Noise, failure: str | None) -> RunState:
+    def _outcome(self, rows: Rows, noise: Noise) -> RunState:
         """What the call did, on the host."""
         run = self._blank(noise)
         run.after = rows.after
@@ -268,6 +265,6 @@ class RoundRuntime(Runtime):
         run.charged[:] = rows.charged.cpu().numpy()
         finite = (rows.total + rows.after.flatten(1).sum(1, dtype=torch.float64)).isfinite()
         for row, good in enumerate(finite.tolist()):
-            if failure is not None or not good:
-                run.failed[row] = failure or "the denoiser returned NaN or Inf"
+            if not good:
+                run.failed[row] = "the denoiser returned NaN or Inf"
         return run

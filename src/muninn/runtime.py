@@ -112,10 +112,15 @@ class Runtime:
             self._run(run, noise, context)
             self._read(run)
         except DenoiserError as error:
-            if self.on_failure == "error" or self._strict:
-                raise
-            run.failed = dict.fromkeys(range(len(run.after)), str(error))
+            run = self._failed(run, error)
         return self._finish(run, noise, context, began)
+
+    def _failed(self, run: RunState, error: DenoiserError) -> RunState:
+        """A call that failed as a whole, or the error if that is what is wanted."""
+        if self.on_failure == "error" or self._strict:
+            raise error
+        run.failed = dict.fromkeys(range(len(run.after)), str(error))
+        return run
 
     def _finish(
         self, run: RunState, noise: Noise, context: Context, began: float

@@ -20,6 +20,7 @@ from muninn.anchors import (
     prediction_grams,
     segment_costs,
 )
+from muninn.engines import runtime_for
 from muninn.errors import InputError
 from muninn.forecast import ORDERS, Forecast
 from muninn.journal import Journal
@@ -28,7 +29,6 @@ from muninn.paired import PairedCalls
 from muninn.plan import Adaptive, Everywhere, Family, Program, Static
 from muninn.planner import Planner
 from muninn.progress import Task, bars
-from muninn.runtime import Runtime
 from muninn.schedule import FloatArray
 from muninn.search import Search
 
@@ -275,7 +275,7 @@ def _largest_threshold(search: Search, forecast: Forecast, plan: Adaptive) -> Ad
 
 def _seconds(paired: PairedCalls, program: Program) -> float:
     """Median time of a single call."""
-    runtime = Runtime(paired.planner, program)
+    runtime = runtime_for(paired.planner, program)
     times: list[float] = []
     for call in range(min(7, paired.count)):
         context, noise = paired.contexts([call]), paired.noise([call])

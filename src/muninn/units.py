@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, batch_size, concatenate, digest, select
+from muninn.engines import runtime_for
 from muninn.errors import InputError
 from muninn.metrics import Metric, Tolerance, measure, tolerances
 from muninn.paired import PairedCalls, call_seed, full_compute
 from muninn.plan import Program
 from muninn.planner import Planner
-from muninn.runtime import Runtime
 
 UnitName = Literal["call", "episode"]
 PlanFunction = Callable[[Context], Tensor]
@@ -195,7 +195,7 @@ class ClosedLoop:
 
     def _episode(self, program: Program, unit: int) -> Outcome:
         outcome = Outcome([], [], [], [])
-        runtime = Runtime(self._planner, program, strict=True)
+        runtime = runtime_for(self._planner, program, strict=True)
 
         def plan(context: Context) -> Tensor:
             if batch_size(context) not in (None, 1):

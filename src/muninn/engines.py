@@ -1,0 +1,19 @@
+"""Which runtime runs a planner's programs: the eager reference, or CUDA graphs."""
+
+from __future__ import annotations
+
+from muninn.plan import Program
+from muninn.planner import Planner
+from muninn.runtime import OnFailure, Runtime
+
+
+def runtime_for(
+    planner: Planner, program: Program, *, on_failure: OnFailure = "full", strict: bool = False
+) -> Runtime:
+    """The runtime of ``planner.engine`` for a program."""
+    if planner.engine == "eager":
+        return Runtime(planner, program, on_failure=on_failure, strict=strict)
+    from muninn.graphs import GraphRuntime, RoundGraphRuntime
+
+    engine = GraphRuntime if program.plan.fixed else RoundGraphRuntime
+    return engine(planner, program, on_failure=on_failure, strict=strict)
