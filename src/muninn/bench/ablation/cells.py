@@ -133,7 +133,13 @@ class Study:
     def family(self, method: str, stream: str) -> list[Cell]:
         """Members of a method on one stream, conservative first."""
         found = [c for c in self.cells if c.key.method == method and c.key.stream == stream]
-        return sorted(found, key=lambda cell: cell.key.order)
+        found.sort(key=lambda cell: cell.key.order)
+        if len({cell.key.order for cell in found}) < len(found):
+            raise InputError(
+                f"the folder holds cells of two families for {method!r}; measure into an empty "
+                "folder, or remove the older cells"
+            )
+        return found
 
     def find(self, method: str, stream: str = TEST, **settings: Any) -> Cell | None:
         """The cell of a method whose settings agree with those given."""

@@ -92,8 +92,12 @@ def certified_members(
     family = tuner.family(kind, tolerance)
     members = []
     for order, plan in enumerate(family.plans[1:]):
-        settings = {"tolerance": tolerance, "forecast": family.forecast.to_json()}
         described = plan.to_json()
+        settings = {
+            "tolerance": tolerance,
+            "forecast": family.forecast.to_json(),
+            "plan": described,
+        }
         if "anchors" in described:
             settings["evaluations"] = len(described["anchors"])
         else:

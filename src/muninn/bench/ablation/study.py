@@ -24,7 +24,7 @@ from muninn.bench.ablation.settings import FULL, Sizes
 from muninn.bench.ablation.timing import time_members, time_parts
 from muninn.bench.ablation.workbench import Member, Workbench, drive
 from muninn.certificate import library_versions
-from muninn.errors import CalibrationError
+from muninn.errors import CalibrationError, InputError
 from muninn.planners.teacher import Teacher
 from muninn.progress import bars
 from muninn.risk import choose_member, units_needed
@@ -140,6 +140,7 @@ def _describe(bench: Workbench, name: str, command: str) -> None:
     sizes = bench.sizes
     document = {
         "teacher": name,
+        "weights": bench.weights,
         "steps": len(bench.planner.sampler),
         "horizon": bench.planner.shape[0],
         "width": bench.planner.shape[-1],
@@ -154,4 +155,11 @@ def _describe(bench: Workbench, name: str, command: str) -> None:
         "versions": library_versions(),
         "quick": sizes != FULL,
     }
-    (bench.folder / "study.json").write_text(json.dumps(document, indent=1) + "\n")
+    path = bench.folder / "study.json"
+    before = json.loads(path.read_text()) if path.is_file() else document
+    for what in ("weights", "seed"):
+        if before.get(what) != document[what]:
+            raise InputError(
+                f"{bench.folder} was measured with other {what}; measure into an empty folder"
+            )
+    path.write_text(json.dumps(document, indent=1) + "\n")

@@ -20,6 +20,7 @@ from muninn.bench.matrix_convolution import use_matrix_products
 from muninn.bench.maze import BALL_RADIUS, MazeProblem, sample_problems
 from muninn.bench.maze_planner import STATE_CHANNELS, maze_contexts, maze_planner
 from muninn.context import Context
+from muninn.denoiser import fingerprint
 from muninn.metrics import measure, rms_step
 from muninn.paired import PairedCalls, call_seed
 from muninn.planner import Noise, Planner
@@ -68,6 +69,8 @@ class Workbench:
         folder: Path,
         task: Task,
     ) -> None:
+        # Of the teacher as it is stored: the same wherever it is measured.
+        self.weights: str | None = fingerprint(maze_planner(teacher).denoiser)["weights"]
         if device.type == "cuda":
             use_matrix_products(teacher.network)
         teacher.network.to(device)
@@ -134,10 +137,10 @@ class Workbench:
         """The cell of a member on a stream: read if it is there, else measured and written."""
         key = member.key(stream)
         path = self.cells / key.filename()
-        if path.is_file():
-            return load_cell(path)
+        count = min(getattr(self.sizes, stream), most_calls or getattr(self.sizes, stream))
+        if path.is_file() and len((cell := load_cell(path)).deviation) >= count:
+            return cell
         paired = self.planned(stream)
-        count = min(paired.count, most_calls or paired.count)
         deviation, evaluations, estimate, collided = [], [], [], []
         evaluated, charged, plans = [], [], []
         driven = self.sizes.drive if stream == TEST and most_calls is None else 0
