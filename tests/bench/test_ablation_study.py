@@ -16,7 +16,7 @@ from muninn.planners.teacher import Teacher
 from muninn.planners.unet import TemporalUnet, UnetConfig
 from muninn.schedule import Schedule
 
-TINY = Sizes(4, 64, 6, 60, 8, 0, 1, 64, (20, 8, 3), (12, 5), 1)
+TINY = Sizes(4, 64, 6, 6, 60, 8, 0, 1, 64, (20, 8, 3), (12, 5), 1)
 
 
 def _teacher() -> Teacher:

@@ -125,7 +125,7 @@ def variant_members(
             "evaluations": spent,
         }
         run = program_run(workbench, program)
-        members.setdefault(spent, Member(name, len(members), settings, run))
+        members.setdefault(spent, Member(name, len(members), settings, run, driven=False))
     return list(members.values())
 
 

@@ -26,7 +26,7 @@ from muninn.planner import Noise
 from muninn.record import Record
 
 PROBE = grid.PROBES[0]
-GATE_MEMBERS = 8
+GATE_MEMBERS = 6
 
 
 def _called(call: Any) -> Run:

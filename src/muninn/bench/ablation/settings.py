@@ -43,6 +43,7 @@ class Sizes:
 
     Attributes:
         tune, calibrate, test: calls of our own streams.
+        paper: test calls of the published method, whose settings are many.
         variants: calls per stream for gates and forecasts, table (vii).
         ghost: calls of Algorithm 2.
         drive: test calls whose plans are followed in the environment.
@@ -56,6 +57,7 @@ class Sizes:
     tune: int
     calibrate: int
     test: int
+    paper: int
     variants: int
     ghost: int
     drive: int
@@ -70,18 +72,20 @@ FULL = Sizes(
     tune=128,
     calibrate=1024,
     test=2048,
+    paper=1024,
     variants=512,
     ghost=4096,
     drive=150,
     rounds=12,
     batch=512,
     counts=(70, 50, 40, 30, 25, 20, 15, 12, 10, 8, 7, 6, 5, 4, 3, 2),
-    variant_counts=(40, 30, 25, 20, 17, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3),
+    variant_counts=(30, 22, 17, 14, 12, 10, 8, 7, 6, 5, 4, 3),
 )
 QUICK = Sizes(
     tune=16,
     calibrate=60,
     test=12,
+    paper=12,
     variants=60,
     ghost=32,
     drive=4,

@@ -80,7 +80,7 @@ def _measure_all(bench: Workbench) -> list[Member]:
     families = [*static, *baseline_members(bench), *probed.thresholds()]
     _measure(bench, "families and baselines", families, (CALIBRATE, TEST))
     paper = probed.paper_members()
-    _measure(bench, "the published method", [paper], (TEST,))
+    _measure(bench, "the published method", [paper], (TEST,), bench.sizes.paper)
     gates = []
     for tolerance in grid.ADAPTIVE_TOLERANCES:
         forecast = tuner.family("static", tolerance).forecast

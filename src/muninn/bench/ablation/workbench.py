@@ -36,12 +36,16 @@ _STREAMS = {TUNE: 1, CALIBRATE: 2, TEST: 3, GHOST: 4}
 
 @dataclass(frozen=True)
 class Member:
-    """A program of the study, without the calls it is measured on."""
+    """A program of the study, without the calls it is measured on.
+
+    ``driven`` says whether its plans are followed in the environment as well.
+    """
 
     method: str
     order: int
     settings: Mapping[str, object]
     run: Run
+    driven: bool = True
 
     def key(self, stream: str) -> Key:
         """Name of its cell."""
@@ -143,7 +147,7 @@ class Workbench:
         paired = self.planned(stream)
         deviation, evaluations, estimate, collided = [], [], [], []
         evaluated, charged, plans = [], [], []
-        driven = self.sizes.drive if stream == TEST and most_calls is None else 0
+        driven = self.sizes.drive if stream == TEST and member.driven else 0
         for chosen in self._batches(count):
             trajectory, record = member.run(paired.contexts(chosen), paired.noise(chosen))
             deviation.append(measure(rms_step, paired.full(chosen), trajectory))
