@@ -110,7 +110,9 @@ class GradientGuidance:
             point = x.detach().requires_grad_(True)
             value = self.objective(point, timestep, context)
             (gradient,) = torch.autograd.grad(value.sum(), point)
-        distance = (timestep.detach().cpu().double()[:, None] - self._times).abs()
+        if self._times.device != x.device:  # once: a captured call must not read from the host
+            self._times, self._factors = self._times.to(x.device), self._factors.to(x.device)
+        distance = (timestep.detach().double()[:, None] - self._times).abs()
         factor = self._factors[distance.argmin(dim=1)].to(x)
         return prediction + self.scale * factor.view(-1, *[1] * (x.ndim - 1)) * gradient
 
