@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import muninn
 import muninn.graphs
@@ -65,8 +66,9 @@ def test_a_replayed_call_is_the_eager_call(captures: list[Any], name: str, kind:
     graph, eager = GraphRuntime(planner, program), Runtime(planner, program)
     for first in (0, 10):  # the second call replays what the first captured
         noise = planner.draw_noise(seeds=range(first, first + 3))
-        found, record = graph(contexts(3), noise=noise)
-        expected, reference = eager(contexts(3), noise=noise)
+        context = contexts(3) + 0.1 * first  # other values: they must reach the captured call
+        found, record = graph(context, noise=noise)
+        expected, reference = eager(context, noise=noise)
         assert torch.equal(found, expected)
         assert np.array_equal(record.evaluated, reference.evaluated)
         assert np.array_equal(record.charged, reference.charged)  # type: ignore[arg-type]
@@ -136,6 +138,33 @@ def test_a_certificate_holds_for_its_engine(captures: list[Any]) -> None:
         muninn.cache(planner_for(), certificate)
 
 
+def test_what_is_not_a_tensor_is_part_of_what_was_captured(captures: list[Any]) -> None:
+    planner = planner_for()
+
+    def shifted(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        shift = float(context["table"][-1]) + context["gain"] + context["module"].shift
+        return 0.1 * x + shift + 0.0 * context["tensor"].mean()
+
+    class Module:
+        def __init__(self, shift: float) -> None:
+            self.shift = shift
+
+    planner = Planner(shifted, planner.sampler, planner.shape)
+    runtime = GraphRuntime(planner, programs(planner.sampler)["static"])
+    table, other = np.zeros(5000), np.zeros(5000)
+    other[-1] = 1.0
+    noise, base = planner.draw_noise(seeds=[1]), Module(0.0)
+    first = {"table": table, "gain": 0.0, "module": base, "tensor": torch.zeros(1, 1)}
+    for change in ({}, {"table": other}, {"gain": 1.0}, {"module": Module(1.0)}):
+        context = {**first, **change}
+        found, _ = runtime(context, noise=noise)
+        expected, _ = Runtime(planner, programs(planner.sampler)["static"])(context, noise=noise)
+        assert torch.equal(found, expected)
+    assert len(captures) == 4
+    runtime({**first, "table": np.zeros(5000)}, noise=noise)
+    assert len(captures) == 4  # equal content is not captured again
+
+
 def test_results_are_the_callers_own(captures: list[Any]) -> None:
     planner = planner_for()
     runtime = GraphRuntime(planner, programs(planner.sampler)["static"])
@@ -155,8 +184,9 @@ def test_replayed_rounds_are_the_eager_call(captures: list[Any], name: str, kind
     graph, eager = RoundGraphRuntime(planner, program), Runtime(planner, program)
     for first in (0, 10):
         noise = planner.draw_noise(seeds=range(first, first + 6))
-        found, record = graph(contexts(6), noise=noise)
-        expected, reference = eager(contexts(6), noise=noise)
+        context = contexts(6) + 0.1 * first
+        found, record = graph(context, noise=noise)
+        expected, reference = eager(context, noise=noise)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
         assert np.array_equal(record.evaluated, reference.evaluated)
         assert record.estimate == pytest.approx(reference.estimate, rel=1e-3, abs=1e-6)
@@ -183,8 +213,9 @@ def test_a_cuda_graph_is_the_eager_call(name: str, kind: str) -> None:
     graph, eager = GraphRuntime(planner, program), Runtime(planner, program)
     for first in (0, 10):
         noise = planner.draw_noise(seeds=range(first, first + 3))
-        found, record = graph(contexts(3).to(device), noise=noise)
-        expected, reference = eager(contexts(3).to(device), noise=noise)
+        context = (contexts(3) + 0.1 * first).to(device)
+        found, record = graph(context, noise=noise)
+        expected, reference = eager(context, noise=noise)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
         assert np.array_equal(record.evaluated, reference.evaluated)
 
@@ -199,7 +230,8 @@ def test_rounds_in_cuda_graphs_are_the_eager_call(name: str, kind: str) -> None:
     graph, eager = RoundGraphRuntime(planner, program), Runtime(planner, program)
     for first in (0, 10):
         noise = planner.draw_noise(seeds=range(first, first + 6))
-        found, record = graph(contexts(6).to(device), noise=noise)
-        expected, reference = eager(contexts(6).to(device), noise=noise)
+        context = (contexts(6) + 0.1 * first).to(device)
+        found, record = graph(context, noise=noise)
+        expected, reference = eager(context, noise=noise)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
         assert np.array_equal(record.evaluated, reference.evaluated)

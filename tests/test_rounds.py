@@ -54,6 +54,44 @@ def test_every_forecast(order: int, quantity: Any, look_back: bool) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Adaptive(1e-5, dense=2, cap=5),  # the cap binds
+        Adaptive(1e6, dense=1),  # the history decides when a gate may begin
+        Adaptive(0.02, dense=6, longest=3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("order", [0, 1, 3])
+def test_every_rule_of_the_gate(order: int, plan: Adaptive) -> None:
+    planner = planner_for("ddim")
+    if plan.cap < order + 3:
+        plan = replace(plan, cap=order + 3)
+    program = Program(Forecast("sample", order), plan)
+    noise = planner.draw_noise(seeds=SEEDS)
+    _, reference = Runtime(planner, program)(contexts(6), noise=noise)
+    _, record = RoundRuntime(planner, program)(contexts(6), noise=noise)
+    assert np.array_equal(record.evaluated, reference.evaluated)
+    assert (record.evaluations <= plan.cap).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [(torch.float16, 0.02), (torch.bfloat16, 0.15), (torch.float64, 1e-6)]
+)
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_other_precisions(dtype: torch.dtype, bound: float, kind: str) -> None:
+    planner = replace(planner_for("ddim"), dtype=dtype)
+    program = programs(planner.sampler)[kind]
+    noise = planner.draw_noise(seeds=SEEDS)
+    context = contexts(6).to(dtype)
+    expected, _ = Runtime(planner, program)(context, noise=noise)
+    found, record = RoundRuntime(planner, program)(context, noise=noise)
+    assert found.dtype == dtype
+    assert not record.fallbacks
+    assert float((found - expected).abs().max()) <= bound
+
+
 def test_full_compute_and_what_is_spent() -> None:
     planner = planner_for("ddpm")
     counting = Counting(planner.denoiser)

@@ -43,7 +43,7 @@ def test_equals_one_row_at_a_time(name: str) -> None:
     noise = Noise(x, {step: numbers(5, 4, 2) * 0.1 * (step + 1) for step in drawn})
     for kind in sampler.kinds:
         table = StepTable.of(sampler, kind, torch.device("cpu"))
-        draws = stacked_draws(noise)
+        draws = stacked_draws(sampler, noise)
         found = vector_gap(table, x, values, NODES, KNOWN, FIRST, UNTIL, draws)
         for row in range(5):
             gap = np.arange(int(FIRST[row]), int(UNTIL[row]))

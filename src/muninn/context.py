@@ -8,9 +8,10 @@ rows and passed through untouched.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,9 +95,23 @@ def copy_into(target: Context, source: Context) -> None:
         into[: len(value)].copy_(value, non_blocking=True)
 
 
-def signature(context: Context) -> str:
-    """What a captured call depends on besides the values of tensors: structure and the rest."""
-    return repr(_map(context, lambda tensor: (tuple(tensor.shape), str(tensor.dtype))))
+def signature(context: Context) -> Hashable:
+    """What a captured call depends on besides the values of tensors: structure, and the rest.
+
+    Arrays count by content, other objects by identity: whoever keeps the signature must keep the
+    context.
+    """
+    if isinstance(context, Tensor):
+        return ("tensor", tuple(context.shape), context.dtype)
+    if isinstance(context, dict):
+        return ("dict", *((key, signature(value)) for key, value in context.items()))
+    if isinstance(context, tuple | list):
+        return (type(context), *(signature(value) for value in context))
+    if isinstance(context, np.ndarray):
+        return ("array", context.shape, str(context.dtype), context.tobytes())
+    if context is None or isinstance(context, str | bytes | int | float | bool):
+        return (type(context), context)
+    return ("object", id(context))
 
 
 def digest(context: Context) -> str:

@@ -40,15 +40,17 @@ def capture(function: Callable[[], Result], device: torch.device) -> tuple[Any, 
     Raises:
         RuntimeError: what the function did cannot be captured; nothing is left behind.
     """
-    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UP):
-            function()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = function()
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                function()
+        torch.cuda.current_stream(device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate meanwhile; only this one must not.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = function()
     return graph, result
 
 
@@ -74,10 +76,14 @@ class Shapes(Generic[Result]):
         Raises:
             DenoiserError: it cannot be captured; found out once per shape.
         """
-        key = (tuple(noise.initial.shape), signature(context))
+        kind = noise.initial.device.type
+        precision = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        key = (tuple(noise.initial.shape), signature(context), precision)
         if key not in self._made:
             try:
                 self._made[key] = self._make(noise, context)
+            except torch.cuda.OutOfMemoryError:
+                raise  # there may be room the next time
             except RuntimeError as error:
                 self._made[key] = str(error)
             while len(self._made) > MOST_SHAPES:
@@ -101,9 +107,29 @@ def _buffers(noise: Noise, context: Context, spare: int) -> tuple[Noise, Context
 def _fill(buffers: Noise, noise: Noise, into: Context, context: Context) -> None:
     rows = len(noise.initial)
     buffers.initial[:rows].copy_(noise.initial, non_blocking=True)
-    for step, draw in noise.steps.items():
-        buffers.steps[step][:rows].copy_(draw, non_blocking=True)
+    for step, draw in buffers.steps.items():
+        draw[:rows].copy_(noise.steps[step], non_blocking=True)
     copy_into(into, context)
+
+
+class Turns:
+    """Lets calls from several threads, on whatever streams, use one set of buffers in turn."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._done: Any = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self._done is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._done)
+
+    def __exit__(self, *_: object) -> None:
+        if self._device.type == "cuda":
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record(torch.cuda.current_stream(self._device))
+        self._lock.release()
 
 
 # -- fixed plans -------------------------------------------------------------------------------
@@ -142,7 +168,7 @@ class GraphRuntime(Runtime):
         if not program.plan.fixed:
             raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
         self._calls = Shapes(self._capture)
-        self._lock = threading.Lock()
+        self._turns = Turns(planner.device)
 
     @torch.no_grad()
     def __call__(
@@ -156,7 +182,7 @@ class GraphRuntime(Runtime):
         began = time.perf_counter()
         noise = self.planner.prepare(context, noise, generator)
         try:
-            with self._lock:
+            with self._turns:
                 call = self._calls.get(noise, context)
                 _fill(call.noise, noise, call.context, context)
                 call.graph.replay()
@@ -207,7 +233,7 @@ class _Rounds:
         self.count = len(noise.initial)
         self._runtime = runtime
         self.noise, self.context = _buffers(noise, context, 1)
-        self._draws = stacked_draws(self.noise)
+        self._draws = stacked_draws(runtime.planner.sampler, self.noise)
         self.rows = runtime._begin(self.noise, self.context)
         self._graphs: dict[int, tuple[Any, Tensor]] = {}
         for size in _sizes(self.count):
@@ -223,7 +249,7 @@ class _Rounds:
     def run(self, noise: Noise, context: Context) -> Rows:
         """Rounds until every row is at the end; a copy of their final state."""
         _fill(self.noise, noise, self.context, context)
-        draws = stacked_draws(self.noise)
+        draws = stacked_draws(self._runtime.planner.sampler, self.noise)
         if self._draws is not None and draws is not None:
             self._draws.copy_(draws)
         fresh = self._runtime._begin(self.noise, self.context)
@@ -267,7 +293,7 @@ class RoundGraphRuntime(RoundRuntime):
         super().__init__(planner, program, on_failure=on_failure, strict=strict)
         require_cuda(planner)
         self._captured = Shapes(lambda noise, context: _Rounds(self, noise, context))
-        self._lock = threading.Lock()
+        self._turns = Turns(planner.device)
 
     @torch.no_grad()
     def __call__(
@@ -281,7 +307,7 @@ class RoundGraphRuntime(RoundRuntime):
         began = time.perf_counter()
         noise = self.planner.prepare(context, noise, generator)
         try:
-            with self._lock:
+            with self._turns:
                 rows = self._captured.get(noise, context).run(noise, context)
             run = self._outcome(rows, noise)
         except DenoiserError as error:

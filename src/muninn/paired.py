@@ -15,6 +15,7 @@ from muninn.errors import DenoiserError, InputError
 from muninn.metrics import Metric, Tolerance, measure, tolerances
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
+from muninn.runtime import Runtime
 from muninn.schedule import FloatArray
 
 
@@ -104,6 +105,7 @@ class PairedCalls:
         self.metric = metric
         self.seed = seed
         self._full: dict[int, Tensor] = {}
+        self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
 
     def noise(self, calls: list[int]) -> Noise:
         """The noise of some calls."""
@@ -137,7 +139,9 @@ class PairedCalls:
     def measure(self, program: Program, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""
         full = self.full(calls)
-        runtime = runtime_for(self.planner, program, strict=True)
+        if program not in self._runtimes:
+            self._runtimes[program] = runtime_for(self.planner, program, strict=True)
+        runtime = self._runtimes[program]
         cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
         deviation = measure(self.metric, full, cached.to(full.dtype))
         return Measured(deviation, record.estimate, record.evaluations)

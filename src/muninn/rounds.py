@@ -70,10 +70,11 @@ class RoundRuntime(Runtime):
                 f"{type(program.plan).__name__}; use the eager engine"
             )
         sampler, device, quantity = planner.sampler, planner.device, program.forecast.quantity
-        self._own = StepTable.of(sampler, sampler.kind, device)
-        self._table = StepTable.of(sampler, quantity, device)
+        exact = torch.float64 if planner.dtype == torch.float64 else torch.float32
+        self._own = StepTable.of(sampler, sampler.kind, device, exact)
+        self._table = StepTable.of(sampler, quantity, device, exact)
         conversions = [sampler.conversion(index, quantity) for index in range(len(sampler))]
-        self._convert = torch.tensor(np.array(conversions), dtype=planner.dtype, device=device)
+        self._convert = torch.tensor(np.array(conversions), dtype=exact, device=device)
         timesteps = [planner.timestep(step, 1) for step in range(len(sampler))]
         self._timesteps = torch.cat(timesteps)
         emphasis = program.plan.emphasis if isinstance(program.plan, Adaptive) else 0.0
@@ -106,7 +107,7 @@ class RoundRuntime(Runtime):
         began = time.perf_counter()
         noise = self.planner.prepare(context, noise, generator)
         rows = self._begin(noise, context)
-        draws = stacked_draws(noise)
+        draws = stacked_draws(self.planner.sampler, noise)
         try:
             self._rounds(rows, draws, context)
             run = self._outcome(rows, noise)
@@ -156,7 +157,7 @@ class RoundRuntime(Runtime):
         rows.total[active] += prediction.flatten(1).sum(1, dtype=torch.float64)
         shape = [1] * (state.ndim - 1)
         from_state, from_prediction = self._convert[step].view(-1, 2, *shape).unbind(dim=1)
-        value = (from_state * state + from_prediction * prediction.to(state.dtype)).float()
+        value = (from_state * state + from_prediction * prediction).float()
         after = self._own.step(state, prediction, step, noise)
         wide = gapped.view(-1, *shape)
         if forecast.look_back:
@@ -167,7 +168,7 @@ class RoundRuntime(Runtime):
                 self._table, before, values, closed, all_known, first, step, noise
             )
             replayed = self._conditioned(replayed, gapped, own)
-            repaired = self._table.step(replayed, value.to(state.dtype), step, noise)
+            repaired = self._table.step(replayed, value, step, noise)
             after = torch.where(wide, repaired, after)
         if planner.condition is not None:
             after = planner.condition(after, own)

@@ -23,6 +23,7 @@ from muninn.metrics import Metric, Tolerance, measure, tolerances
 from muninn.paired import PairedCalls, call_seed, full_compute
 from muninn.plan import Program
 from muninn.planner import Planner
+from muninn.runtime import Runtime
 
 UnitName = Literal["call", "episode"]
 PlanFunction = Callable[[Context], Tensor]
@@ -188,6 +189,7 @@ class ClosedLoop:
         self._reference = reference
         self.count = episodes.count
         self.chunk = 1
+        self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
         """Outcomes of some episodes, each driven by ``program``."""
@@ -195,7 +197,9 @@ class ClosedLoop:
 
     def _episode(self, program: Program, unit: int) -> Outcome:
         outcome = Outcome([], [], [], [])
-        runtime = runtime_for(self._planner, program, strict=True)
+        if program not in self._runtimes:
+            self._runtimes[program] = runtime_for(self._planner, program, strict=True)
+        runtime = self._runtimes[program]
 
         def plan(context: Context) -> Tensor:
             if batch_size(context) not in (None, 1):

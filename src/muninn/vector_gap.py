@@ -29,8 +29,8 @@ class StepTable:
     """A sampler's steps for one kind of prediction, as device tensors indexed by step.
 
     Attributes:
-        coefficients: (steps, 6) float32: x0 from state and prediction, and the next state from
-            x0, state, prediction and noise. Without clipping x0 does not enter.
+        coefficients: (steps, 6), at least float32: x0 from state and prediction, and the next
+            state from x0, state, prediction and noise. Without clipping x0 does not enter.
         variable: of the polynomials, (steps,) float64: extrapolation magnifies its rounding.
         clip: bound on |x0|, or None.
         draws: position of each step's noise draw among those of a call, -1 for none, (steps,).
@@ -42,8 +42,14 @@ class StepTable:
     draws: Tensor
 
     @classmethod
-    def of(cls, sampler: Sampler, kind: Kind, device: torch.device) -> StepTable:
-        """The table of a sampler."""
+    def of(
+        cls,
+        sampler: Sampler,
+        kind: Kind,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+    ) -> StepTable:
+        """The table of a sampler; half precision is too coarse for coefficients."""
         rows, positions = [], []
         drawn = 0
         for index, step in enumerate(sampler.steps):
@@ -53,7 +59,7 @@ class StepTable:
             positions.append(drawn if step.draws_noise else -1)
             drawn += step.draws_noise
         return cls(
-            torch.tensor(np.array(rows), dtype=torch.float32, device=device),
+            torch.tensor(np.array(rows), dtype=dtype, device=device),
             torch.tensor(smooth_variable(sampler), dtype=torch.float64, device=device),
             sampler.clip,
             torch.tensor(positions, dtype=torch.long, device=device),
@@ -68,7 +74,6 @@ class StepTable:
             noise: draws of the call, (draws, rows, *shape), or None.
         """
         at = self.coefficients[steps].view(len(x), 6, *[1] * (x.ndim - 1)).unbind(dim=1)
-        prediction = prediction.to(x.dtype)
         after = x * at[3] + prediction * at[4]
         if self.clip is not None:
             sample = (x * at[0] + prediction * at[1]).clamp(-self.clip, self.clip)
@@ -77,12 +82,13 @@ class StepTable:
             slot = self.draws[steps]
             rows = torch.arange(len(x), device=x.device)
             after = after + noise[slot.clamp_min(0), rows] * at[5]
-        return after
+        return after.to(x.dtype)
 
 
-def stacked_draws(noise: Noise) -> Tensor | None:
+def stacked_draws(sampler: Sampler, noise: Noise) -> Tensor | None:
     """The draws of a call in step order, (draws, rows, *shape), or None."""
-    return torch.stack([noise.steps[step] for step in sorted(noise.steps)]) if noise.steps else None
+    drawn = [index for index, step in enumerate(sampler.steps) if step.draws_noise]
+    return torch.stack([noise.steps[step] for step in drawn]) if drawn else None
 
 
 def lagrange(variable: Tensor, nodes: Tensor, known: Tensor, at: Tensor) -> Tensor:
@@ -125,7 +131,7 @@ def vector_gap(
         first, until: of each row, (rows,); a row with ``first >= until`` is returned as it is.
         noise: draws of the call, (draws, rows, *shape), or None.
     """
-    if x.is_cuda and _kernel is not None:
+    if x.is_cuda and _kernel is not None and x.dtype != torch.float64:  # the kernel is float32
         return _kernel(table, x, values, nodes, known, first, until, noise)
     longest = int((until - first).max()) if len(x) else 0
     shape = [1] * (x.ndim - 1)

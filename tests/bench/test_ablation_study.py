@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +11,15 @@ import pytest
 import torch
 
 from muninn.bench.ablation import settings as grid
-from muninn.bench.ablation.cells import CALIBRATE, TEST, Study
+from muninn.bench.ablation.cells import CALIBRATE, TEST, Study, save_cell
+from muninn.bench.ablation.families import full_member
 from muninn.bench.ablation.settings import Sizes
 from muninn.bench.ablation.study import run_study
+from muninn.bench.ablation.workbench import Member, Workbench
+from muninn.errors import InputError
 from muninn.planners.teacher import Teacher
 from muninn.planners.unet import TemporalUnet, UnetConfig
+from muninn.progress import bars
 from muninn.schedule import Schedule
 
 TINY = Sizes(4, 64, 6, 6, 60, 8, 0, 1, 64, (20, 8, 3), (12, 5), 1)
@@ -71,6 +77,35 @@ def test_cells_hold_what_the_programs_did(folder: Path) -> None:
         assert cell.key.settings["void"]  # 8 ghost calls cannot support any step risk here
     deviations = [cell.deviation.mean() for cell in study.family("fewsteps", TEST)]
     assert deviations[-1] > deviations[0]  # fewer steps, further from full compute
+
+
+def test_another_teacher_or_family_is_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    other = _teacher()
+    with torch.no_grad():
+        next(other.network.parameters()).add_(1.0)
+    with pytest.raises(InputError, match="other weights"):
+        run_study("x", other, tmp_path / "copy", TINY, device="cpu", command="", progress=False)
+    study = Study.load(folder / "cells")
+    (cell, *_) = study.family("static-0.05", TEST)
+    retuned = replace(cell, key=replace(cell.key, settings={**cell.key.settings, "plan": "other"}))
+    save_cell(tmp_path / "copy" / "cells", retuned)
+    with pytest.raises(InputError, match="two families"):
+        Study.load(tmp_path / "copy" / "cells").family("static-0.05", TEST)
+
+
+def test_a_cell_with_too_few_calls_is_measured_again(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    shutil.copytree(folder, out)
+    with bars(False) as task:
+        bench = Workbench(_teacher(), TINY, grid.SEED, torch.device("cpu"), out, task)
+        few = Member("full", 0, {}, full_member(bench).run)
+        assert len(bench.measure(few, TEST).deviation) == 6
+        larger = Workbench(
+            _teacher(), replace(TINY, test=8), grid.SEED, torch.device("cpu"), out, task
+        )
+        (out / "full-test.safetensors").unlink()
+        assert len(larger.measure(full_member(larger), TEST).deviation) == 8
 
 
 def test_times_and_parts_are_there(folder: Path) -> None:

@@ -123,6 +123,7 @@ def variant_members(
             "order": order,
             "look_back": look_back,
             "evaluations": spent,
+            "plan": program.plan.to_json(),
         }
         run = program_run(workbench, program)
         members.setdefault(spent, Member(name, len(members), settings, run, driven=False))

@@ -114,7 +114,7 @@ def _measure_gates(bench: Workbench, family: list[Member], tolerance: float) -> 
     advance = bench.task(f"gate {family[0].method}", len(family))
     cells = []
     for member in family:
-        cells.append(bench.measure(member, CALIBRATE, bench.sizes.variants))
+        cells.append(bench.measure(member, CALIBRATE))
         advance(1)
     chosen = _certified(cells, tolerance)
     if chosen is None:

@@ -30,7 +30,8 @@ def hardware() -> str:
 def time_members(workbench: Workbench, members: list[Member]) -> None:
     """Time single calls, all programs in every round, so that a slow minute is shared by all."""
     path = workbench.folder / "timing.json"
-    if path.is_file():
+    asked = [[member.method, member.order, dict(member.settings)] for member in members]
+    if path.is_file() and json.loads(path.read_text()).get("members") == asked:
         return
     rounds, paired = workbench.sizes.rounds, workbench.calls(TEST)
     seconds: list[list[float]] = [[] for _ in members]
@@ -63,6 +64,7 @@ def time_members(workbench: Workbench, members: list[Member]) -> None:
         "hardware": hardware(),
         "threads": torch.get_num_threads(),
         "rounds": rounds,
+        "members": asked,
         "full_seconds": full,
         "rows": [row for row in rows if row["method"] != "full"],
     }
