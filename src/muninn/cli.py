@@ -233,7 +233,10 @@ def ablate(
         bool, typer.Option(help="Measure what is missing; without it only tables and plots.")
     ] = True,
 ) -> None:
-    """The published method, its baselines and ours, side by side; resumes if interrupted."""
+    """The published method, its baselines and ours, side by side; resumes if interrupted.
+
+    Plan families in OUT/TEACHER/families.json are used as they are; without it they are tuned.
+    """
     from muninn.bench.ablation.settings import FULL, QUICK, TEACHERS
     from muninn.bench.ablation.study import run_study
     from muninn.bench.ablation.write import write_results
@@ -254,7 +257,7 @@ def ablate(
                 QUICK if quick else FULL,
                 device=device,
                 command=_command(),
-                families=tuned / name / "families.json" if quick else None,
+                families=tuned / name / "families.json",
             )
         for line in write_results(raw / name, out / name):
             console.print(line, highlight=False)

@@ -123,9 +123,9 @@ def _sizes(raw: Raw) -> str:
         "same noise, in the model's normalised coordinates. Shares carry 95% Wilson intervals, "
         "means 95% bootstrap intervals. Reuse is 1 - evaluations / T. Families are ordered from "
         "careful to aggressive; a certified program is the member that the confident certificate "
-        "names on the calibrate calls, judged on the test calls. Success is the environment's signal "
-        "when the first test calls' plans are followed, kept for that as every second frame in half "
-        "precision. Empty means not measured."
+        "names on the calibrate calls, judged on the test calls. Success is the environment's "
+        "signal when plans of the first test calls are followed; for that every second frame of "
+        "them is kept, in half precision. Empty means not measured."
     )
     quick = "\n\nThis is a quick run: small samples, not for quoting." if info.get("quick") else ""
     return "\n".join(lines) + "\n\n" + words + quick
