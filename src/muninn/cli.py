@@ -277,6 +277,41 @@ def coverage(
         console.print(str(criterion), highlight=False)
 
 
+@bench.command()
+def latency(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test, under runs/.")] = False,
+    profile: Annotated[bool, typer.Option(help="Also measure where the time goes.")] = False,
+    subject: Annotated[
+        list[str] | None, typer.Option(help="A planner to time, may be repeated; all by default.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method to time, may be repeated; all by default.")
+    ] = None,
+    compile: Annotated[bool, typer.Option(help="Time compiled networks too.")] = True,
+    growth: Annotated[bool, typer.Option(help="Measure how cost grows with sizes.")] = True,
+    batches: Annotated[bool, typer.Option(help="Measure throughput of batches.")] = True,
+) -> None:
+    """Time every way to make a plan, side by side on this machine; subjects of other runs stay."""
+    from muninn.bench.latency.study import run_latency
+
+    found = run_latency(
+        Path("runs/latency-quick") if quick else out,
+        device,
+        quick,
+        profile,
+        _command(),
+        subjects=subject or None,
+        methods=method or None,
+        compiled=compile,
+        growth=growth,
+        batches=batches,
+    )
+    for target in found:
+        console.print(str(target), highlight=False)
+
+
 @bench.command("few-steps")
 def few_steps(
     out: Annotated[Path, typer.Option(help="Table to write.")] = Path(

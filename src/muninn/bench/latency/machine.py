@@ -1,0 +1,84 @@
+"""The machine that is timed: its name, waiting until it is done, and what memory a call takes."""
+
+from __future__ import annotations
+
+import gc
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from muninn.errors import InputError
+
+
+def find_device(name: str) -> torch.device:
+    """The device to time on.
+
+    Raises:
+        InputError: it is neither ``cpu`` nor ``cuda``, or there is no CUDA device.
+    """
+    if name not in ("cpu", "cuda"):
+        raise InputError(f"device is 'cpu' or 'cuda', got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("no CUDA device was found; use --device cpu")
+    return torch.device(name)
+
+
+def hardware(device: torch.device) -> str:
+    """Processor, threads and versions, in words."""
+    if device.type == "cuda":
+        return (
+            f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}, "
+            f"CUDA {torch.version.cuda}"
+        )
+    threads = torch.get_num_threads()
+    plural = "" if threads == 1 else "s"
+    return f"{_processor()}, {threads} thread{plural}, PyTorch {torch.__version__}"
+
+
+def _processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.is_file():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done all it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def release(device: torch.device) -> None:
+    """Give back the memory of methods that are gone."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+class Peak:
+    """Most memory that was allocated at a time beyond what was before, in MB; None on a CPU."""
+
+    megabytes: float | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Peak]:
+    """Measures what the block allocates at most, on top of weights and of other methods.
+
+    Resident memory of a process says nothing about one call, so a CPU is left out.
+    """
+    peak = Peak()
+    if device.type != "cuda":
+        yield peak
+        return
+    synchronise(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    yield peak
+    synchronise(device)
+    peak.megabytes = (torch.cuda.max_memory_allocated(device) - before) / 2**20

@@ -1,0 +1,132 @@
+"""The programs that are timed, all with about the same number of evaluations per call.
+
+A gate's threshold is found by bisection on a few calls, so that static plans, gates and the
+paper's gate are compared at equal work.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from muninn.bench.baselines import spread_steps
+from muninn.bench.latency.subjects import Subject
+from muninn.errors import InputError
+from muninn.forecast import Forecast
+from muninn.paper.gates import Threshold
+from muninn.paper.policy import ProbedPlanner
+from muninn.paper.split import Probe, split_of
+from muninn.plan import Adaptive, Program, Static
+from muninn.planner import Planner
+from muninn.rounds import RoundRuntime
+
+TUNING_CALLS = 4
+THRESHOLDS = (1e-7, 1e3)
+TRIALS = 14
+MARGIN = 0.9
+"""Of the largest threshold that reaches the cap in the tuning calls, so that others do as well."""
+
+
+def bisect(
+    evaluations: Callable[[float], float],
+    wanted: float,
+    low: float = THRESHOLDS[0],
+    high: float = THRESHOLDS[1],
+    trials: int = TRIALS,
+    slack: float = 0.0,
+) -> float:
+    """The largest threshold, to the trials' resolution, that still asks for ``wanted`` evaluations.
+
+    Args:
+        evaluations: per call at a threshold; falls as it grows.
+        wanted: evaluations per call.
+        low, high: enclose the threshold; halved on a logarithmic scale.
+        trials: thresholds to try.
+        slack: stop where evaluations are within this of what is wanted, at or above it.
+
+    >>> round(bisect(lambda threshold: 100.0 / threshold, 25.0, 1e-3, 1e3, trials=30), 4)
+    4.0
+    """
+    if not 0.0 < low < high:
+        raise InputError(f"thresholds must satisfy 0 < low < high, got {low} and {high}")
+    for _ in range(trials):
+        middle = math.sqrt(low * high)
+        found = evaluations(middle)
+        if found >= wanted:
+            low = middle
+            if slack and found <= wanted + slack:
+                break
+        else:
+            high = middle
+    return low
+
+
+class Programs:
+    """Programs of one subject with ``count`` evaluations; gates are tuned when first asked for."""
+
+    def __init__(self, subject: Subject, count: int) -> None:
+        self.subject = subject
+        self.count = count
+
+    @property
+    def planner(self) -> Planner:
+        """The subject's."""
+        return self.subject.planner
+
+    @functools.cached_property
+    def forecast(self) -> Forecast:
+        """The clean trajectory, linear, with look-back."""
+        return Forecast("sample", order=1, look_back=True)
+
+    @functools.cached_property
+    def full(self) -> Program:
+        """Full compute."""
+        return Program.full(self.planner.sampler.kind)
+
+    @functools.cached_property
+    def static(self) -> Program:
+        """Evaluations spread evenly."""
+        return Program(self.forecast, Static(spread_steps(len(self.planner.sampler), self.count)))
+
+    @functools.cached_property
+    def gated(self) -> Program:
+        """A gate with a hard cap of ``count`` evaluations, which nearly every call reaches."""
+        context, noise = self.subject.batch(TUNING_CALLS)
+
+        def fewest(threshold: float) -> float:
+            program = Program(self.forecast, Adaptive(threshold, cap=self.count))
+            _, record = RoundRuntime(self.planner, program)(context, noise=noise)
+            return float(record.evaluations.min())
+
+        threshold = MARGIN * bisect(fewest, self.count)
+        return Program(self.forecast, Adaptive(threshold, cap=self.count))
+
+    @functools.cached_property
+    def loose(self) -> Program:
+        """The same gate with twice the cap: rows of a batch differ in their evaluations."""
+        plan = self.gated.plan
+        assert isinstance(plan, Adaptive)
+        return Program(self.forecast, replace(plan, cap=2 * self.count))
+
+    @functools.cached_property
+    def paper(self) -> ProbedPlanner:
+        """The paper's probe with a threshold, at least ``count`` evaluations in the tuning calls.
+
+        Reuse is allowed at every step but the first and the last; the published band, a tenth at
+        either end, alone takes 20 of 100 evaluations.
+        """
+        context, noise = self.subject.batch(TUNING_CALLS)
+        probe = Probe(split_of(self.planner.denoiser))
+        eligible = range(1, len(self.planner.sampler) - 1)
+
+        def gate(threshold: float) -> ProbedPlanner:
+            return ProbedPlanner(self.planner, probe, Threshold(threshold), eligible=eligible)
+
+        def mean(threshold: float) -> float:
+            _, record = gate(threshold)(context, noise=noise)
+            return float(record.evaluations.mean())
+
+        # Every trial is a call with up to all evaluations: narrow from where scores lie.
+        return gate(bisect(mean, self.count, 1e-5, 1e1, trials=12, slack=0.5))

@@ -1,0 +1,59 @@
+"""Tiny planners, stand-ins for graphs and rows that the tests of the latency benchmark share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muninn.bench.latency.rows import Row
+from muninn.bench.latency.settings import Cell, Settings, grid
+from muninn.bench.latency.subjects import Subject, random_subject
+from muninn.planners.unet import UnetConfig
+
+DEVICE = torch.device("cpu")
+CONFIG = UnetConfig(widths=(8, 8), time_width=8, heads=1)
+TINY = Settings(
+    evaluations=5,
+    warm_up=1,
+    timed=4,
+    calls=2,
+    turn_seconds=math.inf,
+    batch=3,
+    batch_timed=1,
+    growth=grid(Cell(horizon=16, steps=10, width=8), steps=(20,)),
+    growth_timed=1,
+    compile=False,
+)
+
+
+def tiny(name: str = "maze2d-fp32") -> Subject:
+    return random_subject(name, "a tiny U-Net", CONFIG, 8, DEVICE, "fp32", 2, steps=16)
+
+
+class Replayed:
+    """Stands for a graph on the CPU: runs its function again and overwrites the first result."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.result = function()
+
+    def replay(self) -> None:
+        again = self.function()
+        if isinstance(self.result, Tensor):
+            self.result.copy_(again)
+        elif self.result is not None:
+            self.result.after.copy_(again.after)
+            self.result.packed.copy_(again.packed)
+
+
+def row(method: str, p50: float | None, **changes: Any) -> Row:
+    blank = Row(
+        "unet63m-fp16", "U-Net", 10, "fp16", True, 8, 6, 100, method, method, "graph", 20.0, p50,
+        p50, p50, 3, 1, 0.1, None, None, None, "a machine", "",
+    )  # fmt: skip
+    return replace(blank, **changes)
