@@ -8,6 +8,7 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+LEROBOT := .venv-lerobot
 PIP := $(BIN)/python -m pip install
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
 
@@ -21,7 +22,7 @@ export PIP_USER := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-gpu check lint types format coverage bench clean environment
+.PHONY: help demo test test-all test-gpu test-lerobot check lint types format coverage bench clean environment environment-lerobot
 
 help: ## list the targets
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -38,6 +39,9 @@ test-all: environment ## run the slow tests too
 
 test-gpu: environment ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)
+
+test-lerobot: environment-lerobot ## run the LeRobot adapter on LeRobot's own classes
+	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/adapters tests/lerobot $(ARGS)
 
 check: lint types test ## all that CI runs: lint, types, then the fast tests
 
@@ -61,7 +65,7 @@ bench: environment ## run the benchmarks named in BENCHES
 	done
 
 clean: ## remove .venv, caches and build outputs; keep data/, runs/ and results/
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LEROBOT) build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment is believed only while .venv/installed.json says so. `record` writes it as the last
@@ -88,7 +92,7 @@ def sizes(distribution):
 
 def inputs():
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "constraints.txt", "Makefile"):
+    for name in ("pyproject.toml", "constraints.txt", "requirements-lerobot.txt", "Makefile"):
         with open(name, "rb") as file:
             digest.update(file.read())
     return digest.hexdigest()
@@ -130,9 +134,9 @@ if sys.argv[1] == "record":
     record()
 else:
     problem = verify(sys.argv[2])
-    sys.exit(problem and f"The .venv here cannot be used: {problem}.")
+    sys.exit(problem and f"{os.path.basename(sys.prefix)} cannot be used: {problem}.")
 endef
-environment: export LEDGER := $(LEDGER)
+environment environment-lerobot: export LEDGER := $(LEDGER)
 
 # What is asked of $(PYTHON) before anything is made. It must parse on any Python.
 define SUITABLE
@@ -186,3 +190,26 @@ environment:
 	$(PIP) $$quiet -c constraints.txt -e '.[dev]' && \
 	$(BIN)/python -I -c "$$LEDGER" record && \
 	echo "$(VENV) is ready."
+
+# LeRobot wants other versions of what .venv holds, so it has an environment of its own; the file of
+# its pins says why they are installed without their dependencies.
+environment-lerobot:
+	@exec 9<requirements-lerobot.txt; \
+	if command -v flock >/dev/null && ! flock -n 9; then \
+	    echo "Waiting for another make to finish setting up $(LEROBOT)."; flock 9; \
+	fi; \
+	state=1; \
+	if [ -x $(LEROBOT)/bin/python ]; then \
+	    $(LEROBOT)/bin/python -I -c "$$LEDGER" verify ""; state=$$?; \
+	fi; \
+	if [ $$state = 0 ]; then exit 0; fi; \
+	quiet=; if [ ! -t 1 ]; then quiet=-qq; fi; \
+	rm -f $(LEROBOT)/installed.json; \
+	if [ $$state != 3 ]; then \
+	    echo "Setting up $(LEROBOT) with LeRobot: one to three minutes, 1.5 GB."; \
+	    rm -rf $(LEROBOT) && $(PYTHON) -m venv $(LEROBOT) || exit 1; \
+	fi; \
+	pip="$(LEROBOT)/bin/python -m pip install $$quiet"; \
+	$$pip $(TORCH) && $$pip --no-deps -r requirements-lerobot.txt && $$pip --no-deps -e . && \
+	$(LEROBOT)/bin/python -I -c "$$LEDGER" record && \
+	echo "$(LEROBOT) is ready."

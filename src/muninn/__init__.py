@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muninn.adapters import disable_cache, enable_cache, is_cache_enabled
     from muninn.cached import CachedPlanner, cache
     from muninn.certificate import Certificate
     from muninn.certify import calibrate
@@ -29,7 +30,10 @@ _HOME = {
     "calibrate": "certify",
     "ddim": "solvers",
     "ddpm": "solvers",
+    "disable_cache": "adapters",
+    "enable_cache": "adapters",
     "euler": "solvers",
+    "is_cache_enabled": "adapters",
     "tune": "tuning",
 }
 
@@ -45,7 +49,10 @@ __all__ = [
     "calibrate",
     "ddim",
     "ddpm",
+    "disable_cache",
+    "enable_cache",
     "euler",
+    "is_cache_enabled",
     "tune",
 ]
 

@@ -1,0 +1,174 @@
+"""A diffusers scheduler as a sampler whose own steps round exactly as diffusers' do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from muninn.errors import InputError
+from muninn.sampler import Kind, Sampler
+from muninn.schedule import Schedule
+from muninn.solvers import ddim, ddpm
+
+_KINDS: dict[str, Kind] = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v"}
+_SUPPORTED = ("DDPMScheduler", "DDIMScheduler")
+
+
+class _Coefficients(NamedTuple):
+    """One step in the scheduler's precision: 0-dimensional tensors, computed as it computes them.
+
+    The next state is ``from_sample * x0 + from_other * other + deviation * noise``, where other
+    is x for DDPM and eps for DDIM.
+    """
+
+    signal: Tensor
+    noise: Tensor
+    from_sample: Tensor
+    from_other: Tensor
+    deviation: Tensor | float = 0.0
+
+
+class DiffusersSampler(Sampler):
+    """The table of ``scheduler`` for ``steps`` steps; full compute equals diffusers bit for bit.
+
+    :class:`Sampler` merges the coefficients of a step in float64, diffusers keeps float32 tensors
+    and applies them one by one: the two differ by rounding. Here a step with a prediction of the
+    network's own kind repeats diffusers' operations in their order (DDPM, and DDIM with eta 0),
+    and forecasts of another kind use the merged table.
+
+    Args:
+        scheduler: a DDPMScheduler or DDIMScheduler; read, never changed.
+        steps: number of inference steps.
+
+    Raises:
+        InputError: another scheduler, or an option of it that is not supported; named.
+    """
+
+    def __init__(self, scheduler: Any, steps: int) -> None:
+        own = copy.deepcopy(scheduler)
+        table = _table(own, steps)
+        super().__init__(
+            table.name,
+            table.kind,
+            table.steps,
+            flow=False,
+            clip=table.clip,
+            keep_epsilon=table.keep_epsilon,
+            details=table.describe(),
+        )
+        own.set_timesteps(steps)
+        visited = [int(timestep) for timestep in own.timesteps]
+        if visited != [step.timestep for step in table.steps]:
+            raise InputError(
+                f"{type(scheduler).__name__} visits timesteps {visited[:3]}... with {steps} steps, "
+                f"not {[int(step.timestep) for step in table.steps[:3]]}...; choose another number "
+                "of steps or another timestep_spacing"
+            )
+        self._coefficients = (_ddpm if table.name == "ddpm" else _ddim)(own, visited)
+
+    def step(
+        self,
+        x: Tensor,
+        prediction: Tensor,
+        index: int,
+        noise: Tensor | None = None,
+        kind: Kind | None = None,
+    ) -> Tensor:
+        """Next state; see :meth:`Sampler.step`. Sign, order and grouping are diffusers'."""
+        if kind not in (None, self.kind):
+            return super().step(x, prediction, index, noise, kind)
+        at, prediction = self._coefficients[index], prediction.to(x.dtype)
+        if self.kind == "epsilon":
+            sample = (x - at.noise * prediction) / at.signal
+        elif self.kind == "sample":
+            sample = prediction
+        else:
+            sample = at.signal * x - at.noise * prediction
+        clipped = sample if self.clip is None else sample.clamp(-self.clip, self.clip)
+        if self.name == "ddim":
+            epsilon = self._epsilon(x, prediction, sample, at)
+            return at.from_sample * clipped + at.from_other * epsilon
+        mean = at.from_sample * clipped + at.from_other * x
+        if not self.steps[index].draws_noise:
+            return mean + 0  # as diffusers does: it changes the sign of a negative zero
+        if noise is None:
+            raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
+        return mean + at.deviation * noise
+
+    def _epsilon(self, x: Tensor, prediction: Tensor, sample: Tensor, at: _Coefficients) -> Tensor:
+        """The noise estimate of DDIM, from x0 before it is clipped."""
+        if self.kind == "epsilon":
+            return prediction
+        if self.kind == "sample":
+            return (x - at.signal * sample) / at.noise
+        return at.signal * prediction + at.noise * x
+
+
+def _table(scheduler: Any, steps: int) -> Sampler:
+    """The scheduler's steps with merged coefficients."""
+    name = type(scheduler).__name__
+    if name not in _SUPPORTED:
+        raise InputError(
+            f"scheduler {name} is not supported; supported are {', '.join(_SUPPORTED)}. A solver "
+            "of higher order already reuses evaluations: take fewer steps with it instead"
+        )
+    config = scheduler.config
+    if config.prediction_type not in _KINDS:
+        raise InputError(
+            f"prediction_type {config.prediction_type!r} is not supported; use one of "
+            f"{', '.join(_KINDS)}"
+        )
+    if config.thresholding:
+        raise InputError("dynamic thresholding is not supported; use clip_sample")
+    schedule = Schedule(config.beta_schedule, scheduler.alphas_cumprod.double().cpu().numpy())
+    kind = _KINDS[config.prediction_type]
+    clip = float(config.clip_sample_range) if config.clip_sample else None
+    spacing, offset = config.timestep_spacing, config.steps_offset
+    if name == "DDIMScheduler":
+        return ddim(
+            schedule,
+            steps,
+            kind=kind,
+            clip=clip,
+            keep_epsilon=True,
+            spacing=spacing,
+            offset=offset,
+            end_clean=config.set_alpha_to_one,
+        )
+    if config.variance_type != "fixed_small":
+        raise InputError(
+            f"variance_type {config.variance_type!r} is not supported; use 'fixed_small'"
+        )
+    return ddpm(schedule, steps, kind=kind, clip=clip, spacing=spacing, offset=offset)
+
+
+def _ddpm(scheduler: Any, timesteps: list[int]) -> list[_Coefficients]:
+    table, result = scheduler.alphas_cumprod, []
+    for timestep, previous in zip(timesteps, [*timesteps[1:], -1], strict=True):
+        now = table[timestep]
+        after = table[previous] if previous >= 0 else scheduler.one
+        alpha = now / after
+        variance = ((1 - after) / (1 - now) * (1 - alpha)).clamp(min=1e-20)
+        result.append(
+            _Coefficients(
+                now**0.5,
+                (1 - now) ** 0.5,
+                after**0.5 * (1 - alpha) / (1 - now),
+                alpha**0.5 * (1 - after) / (1 - now),
+                variance**0.5,
+            )
+        )
+    return result
+
+
+def _ddim(scheduler: Any, timesteps: list[int]) -> list[_Coefficients]:
+    table, result = scheduler.alphas_cumprod, []
+    stride = len(table) // len(timesteps)
+    for timestep in timesteps:
+        previous = timestep - stride
+        now = table[timestep]
+        after = table[previous] if previous >= 0 else scheduler.final_alpha_cumprod
+        result.append(_Coefficients(now**0.5, (1 - now) ** 0.5, after**0.5, (1 - after) ** 0.5))
+    return result

@@ -1,0 +1,203 @@
+"""LeRobot's DiffusionPolicy: its sampling loop as a planner, its observations as contexts.
+
+``DiffusionModel.conditional_sample`` (LeRobot 0.4) draws x_T unless it is given, then at every
+timestep of its diffusers scheduler calls ``unet(x, t, global_cond=...)`` and ``scheduler.step``.
+DDPM draws one tensor more at every step but the last; DDIM (eta 0) none. No entry of the
+trajectory is conditioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muninn.adapters.diffusers_sampler import DiffusersSampler
+from muninn.context import Context
+from muninn.errors import InputError
+from muninn.metrics import Metric
+from muninn.planner import Noise, Planner
+
+_LOOP = "conditional_sample"
+_STATE = "observation.state"
+_IMAGES = "observation.images"
+
+
+@dataclass(frozen=True)
+class ConditionalUNet:
+    """The U-Net at a global condition.
+
+    It holds the whole model, so that a certificate tells apart the observation encoders too.
+    """
+
+    diffusion: Any
+
+    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        prediction: Tensor = self.diffusion.unet(x, timestep, global_cond=context)
+        return prediction
+
+
+def planner_of(policy: Any) -> Planner:
+    """The planner inside a DiffusionPolicy; contexts are rows of :func:`global_conditions`.
+
+    Given the same draws, ``planner_of(policy).sample`` returns what
+    ``policy.diffusion.conditional_sample`` returns, bit for bit.
+
+    Raises:
+        InputError: the policy is in train mode, compiled or under autocast, overrides the loop,
+            or has a scheduler that is not supported.
+    """
+    diffusion = policy.diffusion
+    now = state(policy)
+    if now["train mode"]:
+        raise InputError("the policy is in train mode; call policy.eval() first")
+    if now["autocast"] is not None:
+        raise InputError(
+            f"autocast to {now['autocast']} is on; the policy's loop would draw other noise than "
+            "without. Leave the autocast context (LeRobot: use_amp=false)"
+        )
+    if hasattr(diffusion.unet, "_orig_mod"):
+        raise InputError(
+            "the U-Net is compiled; make the policy with compile_model=false to cache it"
+        )
+    home = getattr(type(diffusion), _LOOP).__module__
+    if not home.startswith("lerobot."):
+        raise InputError(
+            f"{type(diffusion).__name__}.{_LOOP} is defined in {home}, not by LeRobot; this "
+            "adapter replaces LeRobot's own loop. Write one for yours: docs/guides/adapter.md"
+        )
+    return Planner(
+        ConditionalUNet(diffusion),
+        DiffusersSampler(diffusion.noise_scheduler, diffusion.num_inference_steps),
+        (diffusion.config.horizon, diffusion.config.action_feature.shape[0]),
+        device=now["device"],
+        dtype=now["dtype"],
+    )
+
+
+def loop(policy: Any) -> tuple[Any, str]:
+    """Where the sampling loop lives."""
+    return policy.diffusion, _LOOP
+
+
+def state(policy: Any) -> dict[str, Any]:
+    """What may be changed after enabling.
+
+    Weights are followed by identity and by torch's count of in-place writes, which an optimiser
+    or ``load_state_dict`` raises; a write through ``.data`` is not seen.
+    """
+    diffusion = policy.diffusion
+    weights = list(diffusion.unet.parameters())
+    versions = [(id(each), 0 if each.is_inference() else each._version) for each in weights]
+    device = weights[0].device
+    available = torch.amp.is_autocast_available(device.type)
+    autocast = available and torch.is_autocast_enabled(device.type)
+    return {
+        "train mode": policy.training or diffusion.training or diffusion.unet.training,
+        "device": device,
+        "dtype": weights[0].dtype,
+        "inference steps": diffusion.num_inference_steps,
+        "scheduler": f"{type(diffusion.noise_scheduler).__name__}"
+        f"({dict(diffusion.noise_scheduler.config)})",
+        "autocast": torch.get_autocast_dtype(device.type) if autocast else None,
+        "weights": f"version {hash(tuple(versions)) & 0xFFFFFFFF:08x}",
+    }
+
+
+def arguments(
+    planner: Planner,
+    batch_size: int,
+    global_cond: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    noise: Tensor | None = None,
+) -> tuple[Context, Noise]:
+    """Context and noise of a call of ``conditional_sample``, drawn in its order."""
+
+    def draw() -> Tensor:
+        return torch.randn(
+            (batch_size, *planner.shape),
+            dtype=planner.dtype,
+            device=planner.device,
+            generator=generator,
+        )
+
+    initial = draw() if noise is None else noise
+    steps = {i: draw() for i, step in enumerate(planner.sampler.steps) if step.draws_noise}
+    return global_cond, Noise(initial, steps)
+
+
+def global_conditions(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
+    """Contexts for calibration, (calls, condition), from observations.
+
+    Args:
+        policy: in eval mode; its own encoder makes the conditions.
+        batches: observations as the policy's preprocessor returns them (normalised, on the
+            policy's device), each tensor (batch, n_obs_steps, ...), keys as in the dataset.
+
+    Raises:
+        InputError: the policy is in train mode, there is no batch, or one lacks the history.
+    """
+    if policy.training:
+        raise InputError("the policy is in train mode; call policy.eval() first")
+    config, rows = policy.config, []
+    with torch.no_grad():
+        for batch in batches:
+            shape = tuple(batch[_STATE].shape) if _STATE in batch else ()
+            if len(shape) != 3 or shape[1] != config.n_obs_steps:
+                raise InputError(
+                    f"{_STATE} has shape {shape}, keys are {sorted(batch)}; give tensors "
+                    f"(batch, {config.n_obs_steps}, ...), the history that the policy looks at"
+                )
+            images = [batch[key] for key in config.image_features]
+            whole = {**batch, **({_IMAGES: torch.stack(images, dim=-4)} if images else {})}
+            rows.append(policy.diffusion._prepare_global_conditioning(whole))
+    if not rows:
+        raise InputError("batches holds no batch; give at least one")
+    return torch.cat(rows)
+
+
+def executed_actions(
+    policy: Any, postprocessor: Callable[[Tensor], Tensor], limits: Sequence[float] | None = None
+) -> Metric:
+    """A metric: how far the actions that the robot executes are apart, in their physical units.
+
+    It looks at the ``n_action_steps`` actions that the policy queues from a plan, which begin with
+    the one of the newest observation (not with the first of the plan), un-normalised.
+
+    Args:
+        policy: tells which actions it executes.
+        postprocessor: the policy's own; normalised actions (batch, action) to physical ones.
+        limits: largest acceptable difference of each action channel, in its own unit. The metric
+            is then the largest share of its limit that a channel takes up: calibrate with
+            ``tolerance=1``. Without limits it is the largest Euclidean distance at any step.
+
+    Raises:
+        InputError: the limits do not fit the action.
+    """
+    config = policy.config
+    size = config.action_feature.shape[0]
+    first = config.n_obs_steps - 1
+    last = first + config.n_action_steps
+    if limits is not None and (len(limits) != size or not all(limit > 0.0 for limit in limits)):
+        raise InputError(
+            f"limits must be {size} positive numbers, one per action channel; got {list(limits)}"
+        )
+
+    def physical(plans: Tensor) -> Tensor:
+        actions = plans[:, first:last]
+        return postprocessor(actions.reshape(-1, size)).reshape(actions.shape)
+
+    def deviation(full: Tensor, cached: Tensor) -> Tensor:
+        difference = physical(full) - physical(cached)
+        if limits is None:
+            distance: Tensor = torch.linalg.vector_norm(difference, dim=2)
+            return distance.amax(dim=1)
+        shares: Tensor = difference.abs() / difference.new_tensor(limits)
+        return shares.amax(dim=(1, 2))
+
+    within = "" if limits is None else f":within:{','.join(f'{limit:g}' for limit in limits)}"
+    deviation.__qualname__ = f"executed_actions:{first}-{last - 1}{within}"
+    return deviation

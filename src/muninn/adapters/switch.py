@@ -1,0 +1,146 @@
+"""Switch the cache of a policy on and off, on that object only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from muninn.adapters.registry import Adapter, adapter_for
+from muninn.cached import CachedPlanner, OnMismatch, cache
+from muninn.certificate import Certificate
+from muninn.errors import CertificateError, InputError
+from muninn.record import Record
+from muninn.runtime import OnFailure
+
+
+class EnabledCache:
+    """``policy.muninn`` while the cache is on. One per policy object; not thread-safe.
+
+    Attributes:
+        cached: the planner that runs. Its ``certificate`` is the promise; its ``reason`` says why
+            full compute runs instead, or is None.
+        last: record of the last call of the sampling loop; None before it, and after one that
+            raised. An action taken from a queue of earlier actions is no call.
+    """
+
+    def __init__(self, cached: CachedPlanner, loop: CachedLoop) -> None:
+        self.cached = cached
+        self.last: Record | None = None
+        self._loop = loop
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of a policy, by deepcopy or pickle, are not cached: they have None here."""
+        return type(None), ()
+
+
+class CachedLoop:
+    """Stands in for the sampling loop of one policy."""
+
+    def __init__(self, policy: Any, adapter: Adapter, cached: CachedPlanner) -> None:
+        self._policy = policy
+        self._adapter = adapter
+        self._enabled = EnabledCache(cached, self)
+        self._owner, self._name = adapter.loop(policy)
+        self._state = adapter.state(policy)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        enabled = self._enabled
+        enabled.last = None
+        self._require_unchanged()
+        context, noise = self._adapter.arguments(enabled.cached.planner, *args, **kwargs)
+        trajectory, enabled.last = enabled.cached(context, noise=noise)
+        return trajectory
+
+    def _require_unchanged(self) -> None:
+        """The certificate was compared with the policy as it was when the cache was enabled."""
+        state = self._adapter.state(self._policy)
+        changes = [
+            f"{name} was {was}, is {state[name]}"
+            for name, was in self._state.items()
+            if state[name] != was
+        ]
+        if changes:
+            raise CertificateError(
+                f"the policy changed since enable_cache: {'; '.join(changes)}. Undo that, or call "
+                "disable_cache and enable a certificate made for the policy as it is now"
+            )
+
+    def install(self) -> None:
+        """Put this in the loop's place; ``policy.muninn`` holds the records."""
+        present = vars(self._owner).get(self._name)
+        own = getattr(type(self._owner), self._name)
+        if present is not None and getattr(present, "__func__", None) is not own:
+            raise InputError(
+                f"{type(self._owner).__name__}.{self._name} of this policy was already replaced, "
+                f"by {present!r}; the cache can only stand in for the framework's own. Undo that "
+                "first"
+            )
+        self._policy.muninn = self._enabled
+        setattr(self._owner, self._name, self)
+
+    def remove(self) -> None:
+        """Leave the policy as if the cache had never been enabled."""
+        if vars(self._owner).get(self._name) is not self:
+            raise InputError(
+                f"{type(self._owner).__name__}.{self._name} of this policy was replaced after "
+                "enable_cache; undo that first"
+            )
+        delattr(self._owner, self._name)
+        del self._policy.muninn
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied policy has its own plain loop here: its attributes are not yet set when this
+        is looked up on it, so the method of its class is found, bound to the copy."""
+        return getattr, (self._owner, self._name)
+
+
+def enable_cache(
+    policy: Any,
+    certificate: Certificate | str | Path,
+    *,
+    on_mismatch: OnMismatch = "error",
+    on_failure: OnFailure = "full",
+) -> None:
+    """Run the sampling loop of a policy with a certified cache, in place, on this object only.
+
+    Everything around the loop stays the framework's own. ``policy.muninn.last`` is the record of
+    the last call. Weights, saving and copies are unaffected: a deep or pickled copy of the policy
+    is a plain, uncached policy.
+
+    Args:
+        policy: of a class that has an adapter, in eval mode, on its final device.
+        certificate: the certificate, or the path of its file.
+        on_mismatch: what to do if the certificate cannot be read or was made for another policy:
+            ``error`` raises, ``full`` runs full compute and says so in every record.
+        on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
+            compute for it, ``error`` raises.
+
+    Raises:
+        InputError: the class has no adapter, the policy cannot be cached as it is, or its cache
+            is already enabled.
+        CertificateError: names the fields that differ, with ``on_mismatch="error"``. Raised by a
+            *call*, whatever ``on_mismatch``, if the policy was changed after enabling (train mode,
+            device, number of steps, weights, autocast).
+    """
+    if is_cache_enabled(policy):
+        raise InputError(
+            "the cache of this policy is already enabled; call disable_cache first to change the "
+            "certificate"
+        )
+    adapter = adapter_for(policy)
+    planner = adapter.planner_of(policy)
+    cached = cache(planner, certificate, on_mismatch=on_mismatch, on_failure=on_failure)
+    CachedLoop(policy, adapter, cached).install()
+
+
+def disable_cache(policy: Any) -> None:
+    """Undo :func:`enable_cache` completely; does nothing to a policy whose cache is off."""
+    if is_cache_enabled(policy):
+        policy.muninn._loop.remove()
+
+
+def is_cache_enabled(policy: Any) -> bool:
+    """Whether :func:`enable_cache` is in effect on this object."""
+    return isinstance(getattr(policy, "muninn", None), EnabledCache)
