@@ -66,9 +66,8 @@ def segment_costs(
     """Cost (positions, positions) of forecasting between two consecutive anchors; inf backwards."""
     steps = len(planner.sampler)
     variable = smooth_variable(planner.sampler)
-    weights = error_weights(planner.sampler, forecast.quantity)
+    weights = error_weights(planner.sampler, forecast.quantity, model.emphasis)
     weights = np.where(np.isfinite(weights), weights, 0.0)
-    weights = weights * np.exp(model.emphasis * (1.0 - np.arange(steps) / max(steps - 1, 1)))
     usable = np.nan_to_num(gram)
     costs = np.full((len(positions), len(positions)), np.inf)
     for place, begin in enumerate(positions[:-1]):

@@ -56,12 +56,13 @@ def smooth_variable(sampler: Sampler) -> FloatArray:
     return np.array([math.atan2(step.noise, step.signal) for step in sampler.steps])
 
 
-def error_weights(sampler: Sampler, quantity: Kind) -> FloatArray:
+def error_weights(sampler: Sampler, quantity: Kind, emphasis: float = 0.0) -> FloatArray:
     """Effect on the final trajectory of a unit error in the prediction of each step, (steps,).
 
     First-order and always in its epsilon-equivalent form: with ``ratio = noise / signal``, an
     epsilon error moves the trajectory by ``|ratio - next ratio|``; the other quantities by what
-    that means for them. A gate needs proportions, not a bound.
+    that means for them. A gate needs proportions, not a bound. ``emphasis`` multiplies the
+    weight of the first step by ``exp(emphasis)``, that of the last by 1.
     """
     weights = []
     for step in sampler.steps:
@@ -75,7 +76,8 @@ def error_weights(sampler: Sampler, quantity: Kind) -> FloatArray:
             weights.append(step.signal * abs(ratio - after))
         else:
             weights.append(abs(ratio - after))
-    return np.array(weights)
+    early = 1.0 - np.arange(len(sampler)) / max(len(sampler) - 1, 1)
+    return np.array(weights) * np.exp(emphasis * early)
 
 
 def interpolation_weights(nodes: FloatArray, targets: FloatArray) -> FloatArray:
@@ -127,8 +129,7 @@ class Forecaster:
         self._degree = max(forecast.order, 1)
         self._variable = smooth_variable(sampler)
         self._places: list[float] = self._variable.tolist()
-        early = 1.0 - np.arange(len(sampler)) / max(len(sampler) - 1, 1)
-        self._error_weights = error_weights(sampler, forecast.quantity) * np.exp(emphasis * early)
+        self._error_weights = error_weights(sampler, forecast.quantity, emphasis)
         self.extrapolate = functools.lru_cache(maxsize=4096)(self._extrapolate)
         self.interpolate = functools.lru_cache(maxsize=4096)(self._interpolate)
         self.difference = functools.lru_cache(maxsize=4096)(self._difference)

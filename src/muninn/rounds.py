@@ -78,8 +78,7 @@ class RoundRuntime(Runtime):
         timesteps = [planner.timestep(step, 1) for step in range(len(sampler))]
         self._timesteps = torch.cat(timesteps)
         emphasis = program.plan.emphasis if isinstance(program.plan, Adaptive) else 0.0
-        early = 1.0 - np.arange(len(sampler)) / max(len(sampler) - 1, 1)
-        weights = error_weights(sampler, quantity) * np.exp(emphasis * early)
+        weights = error_weights(sampler, quantity, emphasis)
         self._weights = torch.tensor(weights, dtype=torch.float64, device=device)
         self._places = self._table.variable
         self._next = self._named_steps()
