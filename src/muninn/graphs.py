@@ -10,7 +10,6 @@ those are is decided on the device, and the host reads after each round only who
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
@@ -23,7 +22,6 @@ from muninn.context import Context, copy_into, select, signature
 from muninn.errors import DenoiserError, InputError
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
-from muninn.record import Record
 from muninn.rounds import RoundRuntime, Rows
 from muninn.runtime import OnFailure, RunState, Runtime
 from muninn.vector_gap import stacked_draws
@@ -170,27 +168,14 @@ class GraphRuntime(Runtime):
         self._calls = Shapes(self._capture)
         self._turns = Turns(planner.device)
 
-    @torch.no_grad()
-    def __call__(
-        self,
-        context: Context = None,
-        *,
-        noise: Noise | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Record]:
-        """One planning call; see :meth:`Runtime.__call__`."""
-        began = time.perf_counter()
-        noise = self.planner.prepare(context, noise, generator)
-        try:
-            with self._turns:
-                call = self._calls.get(noise, context)
-                _fill(call.noise, noise, call.context, context)
-                call.graph.replay()
-                run = _own_copy(call.run)
-            self._read(run)
-        except DenoiserError as error:
-            run = self._failed(self._blank(noise), error)
-        return self._finish(run, noise, context, began)
+    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
+        with self._turns:
+            call = self._calls.get(noise, context)
+            _fill(call.noise, noise, call.context, context)
+            call.graph.replay()
+            run = _own_copy(call.run)
+        self._read(run)
+        return run
 
     def _capture(self, noise: Noise, context: Context) -> _Call:
         buffers, inputs = _buffers(noise, context, 0)
@@ -295,21 +280,8 @@ class RoundGraphRuntime(RoundRuntime):
         self._captured = Shapes(lambda noise, context: _Rounds(self, noise, context))
         self._turns = Turns(planner.device)
 
-    @torch.no_grad()
-    def __call__(
-        self,
-        context: Context = None,
-        *,
-        noise: Noise | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Record]:
-        """One planning call; see :meth:`Runtime.__call__`."""
-        began = time.perf_counter()
-        noise = self.planner.prepare(context, noise, generator)
-        try:
-            with self._turns:
-                rows = self._captured.get(noise, context).run(noise, context)
-            run = self._outcome(rows, noise)
-        except DenoiserError as error:
-            run = self._failed(self._blank(noise), error)
-        return self._finish(run, noise, context, began)
+    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
+        with self._turns:
+            rows = self._captured.get(noise, context).run(noise, context)
+        self._outcome(run, rows)
+        return run

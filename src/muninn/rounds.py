@@ -7,7 +7,6 @@ left. Equal to :class:`muninn.runtime.Runtime` up to rounding, whatever the batc
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +16,10 @@ from torch import Tensor
 
 from muninn.context import Context, select
 from muninn.denoiser import check_prediction
-from muninn.errors import DenoiserError, InputError
+from muninn.errors import InputError
 from muninn.forecast import error_weights
 from muninn.plan import Adaptive, Everywhere, Program, Static
 from muninn.planner import Noise, Planner
-from muninn.record import Record
 from muninn.runtime import OnFailure, RunState, Runtime
 from muninn.vector_gap import StepTable, stacked_draws, used_nodes, vector_gap
 
@@ -94,25 +92,14 @@ class RoundRuntime(Runtime):
         capped = [min(max(name, step + 1), steps - 1) for step, name in enumerate(named)]
         return torch.tensor(capped, device=self.planner.device)
 
-    @torch.no_grad()
-    def __call__(
-        self,
-        context: Context = None,
-        *,
-        noise: Noise | None = None,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Record]:
-        """One planning call; see :meth:`Runtime.__call__`."""
-        began = time.perf_counter()
-        noise = self.planner.prepare(context, noise, generator)
+    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         rows = self._begin(noise, context)
         draws = stacked_draws(self.planner.sampler, noise)
         try:
             self._rounds(rows, draws, context)
-            run = self._outcome(rows, noise)
-        except DenoiserError as error:
-            run = self._failed(self._outcome(rows, noise), error)
-        return self._finish(run, noise, context, began)
+        finally:  # what a call spent before it failed counts too
+            self._outcome(run, rows)
+        return run
 
     def _rounds(self, rows: Rows, draws: Tensor | None, context: Context) -> None:
         """Rounds until every row is at the end."""
@@ -256,9 +243,8 @@ class RoundRuntime(Runtime):
         named = torch.where(waiting, step + 1, named)
         return torch.where(used >= plan.cap - 1, torch.full_like(step, last), named)
 
-    def _outcome(self, rows: Rows, noise: Noise) -> RunState:
-        """What the call did, on the host."""
-        run = self._blank(noise)
+    def _outcome(self, run: RunState, rows: Rows) -> None:
+        """Bring to the host what the call did."""
         run.after = rows.after
         run.evaluations[:] = rows.used.cpu().numpy()
         run.evaluated[:] = rows.evaluated.cpu().numpy()
@@ -267,4 +253,3 @@ class RoundRuntime(Runtime):
         for row, good in enumerate(finite.tolist()):
             if not good:
                 run.failed[row] = "the denoiser returned NaN or Inf"
-        return run

@@ -109,11 +109,16 @@ class Runtime:
         noise = self.planner.prepare(context, noise, generator)
         run = self._blank(noise)
         try:
-            self._run(run, noise, context)
-            self._read(run)
+            run = self._attempt(run, noise, context)
         except DenoiserError as error:
             run = self._failed(run, error)
         return self._finish(run, noise, context, began)
+
+    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
+        """Plan every row; what an engine does in its own way."""
+        self._run(run, noise, context)
+        self._read(run)
+        return run
 
     def _failed(self, run: RunState, error: DenoiserError) -> RunState:
         """A call that failed as a whole, or the error if that is what is wanted."""
