@@ -9,6 +9,7 @@ reads None or a tensor (batch,) that scales it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,12 +67,17 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 
 def levels(sampler: Sampler, timestep: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """(signal, noise) of the steps that the rows are told, float64 columns against x."""
-    told = timestep.tolist()
+    told, signal, noise = _level_table(sampler, x.device)
     # nearest, since flow times are told in float32
-    steps = {t: min(sampler.steps, key=lambda step: abs(step.timestep - t)) for t in set(told)}
-    table = [[steps[t].signal, steps[t].noise] for t in told]
-    signal, noise = torch.tensor(table, dtype=torch.float64, device=x.device).T
-    return _column(signal, x), _column(noise, x)
+    step = (timestep.double()[:, None] - told).abs().argmin(dim=1)
+    return _column(signal[step], x), _column(noise[step], x)
+
+
+@functools.lru_cache(maxsize=64)
+def _level_table(sampler: Sampler, device: torch.device) -> Tensor:
+    """Rows: timesteps, signal and noise levels. Made once per device: captures cannot copy."""
+    table = [[step.timestep, step.signal, step.noise] for step in sampler.steps]
+    return torch.tensor(table, dtype=torch.float64, device=device).T
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,20 +95,25 @@ class MixtureDenoiser:
     deviations: Tensor
     weights: Tensor
 
+    def to(self, device: torch.device) -> MixtureDenoiser:
+        """The same on a device."""
+        tensors = (self.means, self.deviations, self.weights)
+        return MixtureDenoiser(self.sampler, *(tensor.to(device) for tensor in tensors))
+
     def _parts(self, x: Tensor, timestep: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor]:
         """Per component: log density of x, and posterior mean given it."""
         signal, noise = levels(self.sampler, timestep, x)
-        means = self.means.to(x.device)[None].expand(len(x), *self.means.shape)
+        means = self.means[None].expand(len(x), *self.means.shape)
         if context is not None:
             gap = x.ndim - context.ndim
             shift = context.double().view(len(x), *[1] * (gap + 1), *context.shape[1:])
             means = means + shift
-        deviations = self.deviations.to(x.device).view(1, -1, *[1] * (x.ndim - 1))
+        deviations = self.deviations.view(1, -1, *[1] * (x.ndim - 1))
         variance = signal[:, None] ** 2 * deviations**2 + noise[:, None] ** 2
         offset = x.double()[:, None] - signal[:, None] * means
         size = x[0].numel()
         log_density = (
-            self.weights.to(x.device).log()[None]
+            self.weights.log()[None]
             - 0.5 * (offset**2 / variance).flatten(2).sum(dim=2)
             - 0.5 * size * variance.flatten(1).log()
         )
@@ -148,7 +159,7 @@ class PolynomialDenoiser:
         """The quantity at a timestep, (batch, *shape), float64."""
         signal, noise = levels(self.sampler, timestep, x)
         variable = noise if self.sampler.flow else torch.atan2(noise, signal)
-        total = torch.zeros(x.shape, dtype=torch.float64)
+        total = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
         for power, coefficient in enumerate(self.coefficients):
             total = total + coefficient * variable**power
         return total if context is None else total * _column(context.double(), x)

@@ -23,7 +23,7 @@ TINY = Settings(
     timed=4,
     calls=2,
     turn_seconds=math.inf,
-    batch=3,
+    batches=(3,),
     batch_timed=1,
     growth=grid(Cell(horizon=16, steps=10, width=8), steps=(20,)),
     growth_timed=1,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import muninn
 import muninn.graphs
-from analytic import mixture_planner
+from analytic import mixture_denoiser, mixture_planner
 from muninn.engines import runtime_for
 from muninn.errors import CertificateError, DenoiserError, InputError
 from muninn.forecast import Forecast
@@ -21,7 +24,7 @@ from muninn.graphs import MOST_SHAPES, GraphRuntime, RoundGraphRuntime
 from muninn.plan import Everywhere, Family, Program, Static
 from muninn.planner import Planner
 from muninn.runtime import Runtime
-from runtime_cases import contexts, gate, pin_start, programs, samplers
+from runtime_cases import SHAPE, contexts, gate, pin_start, programs, samplers
 
 FIXED = [name for name in programs(samplers()["ddim"]) if name.startswith("static")]
 
@@ -56,6 +59,12 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def planner_for(name: str = "ddim") -> Planner:
     return replace(mixture_planner(samplers()[name]), condition=pin_start)
+
+
+def planner_on(device: torch.device, name: str = "ddim", **fields: Any) -> Planner:
+    sampler = samplers()[name]
+    denoiser = mixture_denoiser(sampler, SHAPE).to(device)
+    return Planner(denoiser, sampler, SHAPE, condition=pin_start, device=device, **fields)
 
 
 @pytest.mark.parametrize("kind", FIXED)
@@ -203,18 +212,144 @@ def test_bad_input_is_refused(captures: list[Any], monkeypatch: pytest.MonkeyPat
             engine(planner, programs(planner.sampler)["static"])
 
 
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_the_compiled_network_is_the_eager_one(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    compiled: list[Any] = []
+
+    def compile(denoiser: Any) -> Any:
+        compiled.append(denoiser)
+        return lambda *inputs: denoiser(*inputs)
+
+    monkeypatch.setattr(torch, "compile", compile)
+    planner = planner_for()
+    program, noise = programs(planner.sampler)[kind], planner.draw_noise(seeds=[1, 2])
+    runtime = runtime_for(replace(planner, engine="compile"), program)
+    found, record = runtime(contexts(2), noise=noise)
+    expected, reference = Runtime(planner, program)(contexts(2), noise=noise)
+    assert torch.equal(found, expected)
+    assert np.array_equal(record.evaluated, reference.evaluated)
+    assert compiled == [planner.denoiser]  # full compute stays the eager one
+
+
+def test_what_cannot_be_compiled_is_planned_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import TorchDynamoException
+
+    def compile(denoiser: Any) -> Any:
+        def refuse(*_: Any) -> Any:
+            raise TorchDynamoException("no compiler was found\nand much more")
+
+        return refuse
+
+    monkeypatch.setattr(torch, "compile", compile)
+    planner = replace(planner_for(), engine="compile")
+    program, noise = programs(planner.sampler)["static"], planner.draw_noise(2)
+    found, record = runtime_for(planner, program)(contexts(2), noise=noise)
+    assert torch.equal(found, planner.sample(contexts(2), noise=noise))
+    assert record.fallbacks == 2
+    assert "no compiler was found); use engine='eager'" in str(record.fallback[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_inductor_is_the_eager_call(kind: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(2, 16), nn.Mish(), nn.Linear(16, 2)).eval()
+    planner = Planner(lambda x, timestep, context: layers(x), samplers()["ddim"], SHAPE)
+    program, noise = programs(planner.sampler)[kind], planner.draw_noise(seeds=[1, 2])
+    found, record = runtime_for(replace(planner, engine="compile"), program)(noise=noise)
+    assert record.fallback == (None, None)
+    expected, reference = Runtime(planner, program)(noise=noise)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert np.array_equal(record.evaluated, reference.evaluated)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["graph", "compile"])
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_engines_on_a_network(engine: Any, kind: str) -> None:
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(2, 16), nn.Mish(), nn.Linear(16, 2)).eval().to(device)
+    eager = Planner(lambda x, timestep, _: layers(x), samplers()["ddim"], SHAPE, device=device)
+    program = programs(eager.sampler)[kind]
+    runtime = runtime_for(replace(eager, engine=engine), program)
+    for rows in (1, 3, 1):
+        noise = eager.draw_noise(seeds=range(rows))
+        found, record = runtime(noise=noise)
+        assert record.fallback == (None,) * rows
+        expected, _ = Runtime(eager, program)(noise=noise)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
+
+
+@pytest.mark.gpu
+def test_a_failing_capture_leaves_a_working_planner() -> None:
+    """Reading on the host is forbidden while capturing; full compute is what remains."""
+    device = torch.device("cuda")
+
+    def reads(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        return 0.1 * x * float(x.new_ones(1).item())
+
+    planner = Planner(reads, samplers()["ddim"], SHAPE, device=device, engine="graph")
+    noise = planner.draw_noise(seeds=[0, 1])
+    found, record = runtime_for(planner, programs(planner.sampler)["static"])(noise=noise)
+    assert record.fallbacks == 2
+    assert torch.equal(found, planner.sample(noise=noise))
+    after = planner_on(device, engine="graph")  # the device is not left in a bad state
+    _, record = runtime_for(after, programs(after.sampler)["static"])(contexts(2).to(device))
+    assert record.fallbacks == 0
+
+
+@pytest.mark.gpu
+def test_two_threads_share_a_captured_call() -> None:
+    device = torch.device("cuda")
+    planner = planner_on(device, engine="graph")
+    runtime = runtime_for(planner, programs(planner.sampler)["static"])
+    own = contexts(8).to(device)
+
+    def plan(seed: int) -> Tensor:
+        noise = planner.draw_noise(seeds=[seed])
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            found, _ = runtime(own[seed : seed + 1], noise=noise)
+            return found.cpu()
+
+    alone = [plan(seed) for seed in range(8)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(plan, [seed for _ in range(10) for seed in range(8)]))
+    for place, found in enumerate(together):
+        assert torch.equal(found, alone[place % 8])
+
+
+@pytest.mark.gpu
+def test_a_graph_is_freed_with_its_runtime() -> None:
+    device = torch.device("cuda")
+    planner = planner_on(device, engine="graph")
+    program = programs(planner.sampler)["static"]
+    held = []
+    for _ in range(6):
+        runtime = runtime_for(planner, program)
+        for rows in range(1, MOST_SHAPES + 4):
+            runtime(contexts(rows).to(device), noise=planner.draw_noise(rows))
+        del runtime
+        gc.collect()
+        torch.cuda.empty_cache()
+        held.append(torch.cuda.memory_reserved(device))
+    assert held[-1] <= held[1]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", FIXED)
 @pytest.mark.parametrize("name", ["ddim", "clipped ddim", "ddpm", "euler"])
 def test_a_cuda_graph_is_the_eager_call(name: str, kind: str) -> None:
     device = torch.device("cuda")
-    planner = replace(planner_for(name), device=device)
+    planner = planner_on(device, name)
     program = programs(planner.sampler)[kind]
     graph, eager = GraphRuntime(planner, program), Runtime(planner, program)
     for first in (0, 10):
         noise = planner.draw_noise(seeds=range(first, first + 3))
         context = (contexts(3) + 0.1 * first).to(device)
         found, record = graph(context, noise=noise)
+        assert record.fallback == (None,) * 3  # captured, not full compute
         expected, reference = eager(context, noise=noise)
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
         assert np.array_equal(record.evaluated, reference.evaluated)
@@ -225,13 +360,14 @@ def test_a_cuda_graph_is_the_eager_call(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["ddim", "clipped ddim", "ddpm", "euler"])
 def test_rounds_in_cuda_graphs_are_the_eager_call(name: str, kind: str) -> None:
     device = torch.device("cuda")
-    planner = replace(planner_for(name), device=device)
+    planner = planner_on(device, name)
     program = programs(planner.sampler)[kind]
     graph, eager = RoundGraphRuntime(planner, program), Runtime(planner, program)
     for first in (0, 10):
         noise = planner.draw_noise(seeds=range(first, first + 6))
         context = (contexts(6) + 0.1 * first).to(device)
         found, record = graph(context, noise=noise)
+        assert record.fallback == (None,) * 6
         expected, reference = eager(context, noise=noise)
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
         assert np.array_equal(record.evaluated, reference.evaluated)

@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from analytic import Counting, mixture_planner
+import muninn.rounds
+from analytic import Counting, mixture_denoiser, mixture_planner
 from muninn.forecast import Forecast
 from muninn.plan import Adaptive, Everywhere, Program
 from muninn.planner import Planner
 from muninn.rounds import RoundRuntime
 from muninn.runtime import Runtime
-from runtime_cases import NAMES, STEPS, contexts, pin_start, programs, samplers
+from muninn.vector_gap import stacked_draws
+from runtime_cases import NAMES, SHAPE, STEPS, contexts, pin_start, programs, samplers
 
 SEEDS = range(6)
 
@@ -151,3 +153,31 @@ def test_a_row_with_nan_gets_full_compute() -> None:
     clean, _ = Runtime(planner, program)(context, noise=noise)
     others = [row for row in SEEDS if row != 2]
     torch.testing.assert_close(found[others], clean[others], atol=2e-5, rtol=0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", list(programs(samplers()["ddim"])))
+@pytest.mark.parametrize("name", ["ddim", "euler"])
+def test_the_plan_kernel_equals_the_operations(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In rounds of real calls: the same next steps, and the same charges up to rounding."""
+    device = torch.device("cuda")
+    sampler = samplers()[name]
+    planner = Planner(mixture_denoiser(sampler, SHAPE).to(device), sampler, SHAPE, device=device)
+    runtime = RoundRuntime(planner, programs(sampler)[kind])
+    noise = planner.draw_noise(seeds=range(5))
+    rows = runtime._begin(noise, None)
+    active = torch.arange(5, device=device)
+    draws = stacked_draws(sampler, noise)
+    assert muninn.rounds._kernel is not None
+    kernel = muninn.rounds._kernel
+    for _ in range(6):
+        runtime._round(rows, active, draws, None)
+        due, charged = rows.due.clone(), rows.charged.clone()
+        step = rows.nodes[:, -1]
+        monkeypatch.setattr(muninn.rounds, "_kernel", None)
+        runtime._plan(rows, active, step)
+        monkeypatch.setattr(muninn.rounds, "_kernel", kernel)
+        assert torch.equal(rows.due, due)
+        torch.testing.assert_close(rows.charged, charged, atol=1e-9, rtol=1e-5)

@@ -312,6 +312,24 @@ def latency(
         console.print(str(target), highlight=False)
 
 
+@bench.command()
+def soak(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    calls: Annotated[int, typer.Option(help="Calls in all.")] = 2000,
+) -> None:
+    """Thousands of calls of changing shape: does memory grow, do outputs change?"""
+    from muninn.bench.latency.soak import run_soak
+
+    for run in run_soak(out, device, calls, _command()):
+        before, after = run.allocated_mb
+        console.print(
+            f"{run.program}, {run.engine}: {run.calls} calls, {run.changed} results changed, "
+            f"memory {before:.1f} -> {after:.1f} MB",
+            highlight=False,
+        )
+
+
 @bench.command("few-steps")
 def few_steps(
     out: Annotated[Path, typer.Option(help="Table to write.")] = Path(

@@ -1,4 +1,4 @@
-"""Which runtime runs a planner's programs: the eager reference, or CUDA graphs."""
+"""Which runtime runs a planner's programs: the eager loop, or CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ def runtime_for(
     planner: Planner, program: Program, *, on_failure: OnFailure = "full", strict: bool = False
 ) -> Runtime:
     """The runtime of ``planner.engine`` for a program."""
-    if planner.engine == "eager":
+    in_graphs = planner.engine == "graph" or (
+        planner.engine == "compile" and planner.device.type == "cuda"
+    )
+    if not in_graphs:
         return Runtime(planner, program, on_failure=on_failure, strict=strict)
     from muninn.graphs import GraphRuntime, RoundGraphRuntime
 

@@ -46,9 +46,16 @@ def capture(function: Callable[[], Result], device: torch.device) -> tuple[Any, 
                 function()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may allocate meanwhile; only this one must not.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            result = function()
+        try:
+            # Other threads may allocate meanwhile; only this one must not.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = function()
+        except BaseException:
+            # Torch's random generators stay in capture mode after a capture that failed, and draw
+            # nothing any more; one that succeeds takes them out of it.
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+                torch.zeros(1, device=device)
+            raise
     return graph, result
 
 
@@ -82,7 +89,7 @@ class Shapes(Generic[Result]):
                 self._made[key] = self._make(noise, context)
             except torch.cuda.OutOfMemoryError:
                 raise  # there may be room the next time
-            except RuntimeError as error:
+            except (RuntimeError, DenoiserError) as error:
                 self._made[key] = str(error)
             while len(self._made) > MOST_SHAPES:
                 self._made.popitem(last=False)
@@ -220,16 +227,16 @@ class _Rounds:
         self.noise, self.context = _buffers(noise, context, 1)
         self._draws = stacked_draws(runtime.planner.sampler, self.noise)
         self.rows = runtime._begin(self.noise, self.context)
-        self._graphs: dict[int, tuple[Any, Tensor]] = {}
+        self._graphs: dict[int, tuple[Any, Tensor, list[int]]] = {}
         for size in _sizes(self.count):
-            active = torch.full((size,), self.count, device=noise.initial.device)
-            active[: min(size, self.count)] = torch.arange(min(size, self.count))
+            served = list(range(size))
+            active = torch.tensor(served, device=noise.initial.device)
 
             def one_round(active: Tensor = active) -> None:
                 runtime._round(self.rows, active, self._draws, self.context)
 
             graph, _ = capture(one_round, noise.initial.device)
-            self._graphs[size] = (graph, active)
+            self._graphs[size] = (graph, active, served)
 
     def run(self, noise: Noise, context: Context) -> Rows:
         """Rounds until every row is at the end; a copy of their final state."""
@@ -240,19 +247,48 @@ class _Rounds:
         fresh = self._runtime._begin(self.noise, self.context)
         for entry in fields(Rows):
             getattr(self.rows, entry.name).copy_(getattr(fresh, entry.name))
-        steps = len(self._runtime.planner.sampler)
-        while active := [row for row, due in enumerate(self._due()) if due < steps]:
-            size = next(size for size in self._graphs if size >= len(active))
-            graph, index = self._graphs[size]
-            padded = active + [self.count] * (size - len(active))
-            index.copy_(torch.tensor(padded), non_blocking=True)
-            graph.replay()
+        last = len(self._runtime.planner.sampler) - 1
+        active, before = list(range(self.count)), _Read(torch.zeros(self.count))
+        while active:
+            self._replay(active)
+            after = _Read(self.rows.due[: self.count])
+            # Every row ends with the last step, so that who takes part in the next round is known
+            # from before this one: the host reads that while the device is busy.
+            active = [row for row, due in enumerate(before.values()) if due < last]
+            before = after
         entries = (getattr(self.rows, entry.name)[: self.count].clone() for entry in fields(Rows))
         return Rows(*entries)
 
-    def _due(self) -> list[int]:
-        due: list[int] = self.rows.due[: self.count].tolist()
-        return due
+    def _replay(self, active: list[int]) -> None:
+        size = next(size for size in self._graphs if size >= len(active))
+        graph, index, served = self._graphs[size]
+        padded = active + [self.count] * (size - len(active))
+        if padded != served:
+            rows = torch.tensor(padded, pin_memory=index.is_cuda)
+            index.copy_(rows, non_blocking=True)
+            self._graphs[size] = (graph, index, padded)
+        graph.replay()
+
+
+class _Read:
+    """Values on their way to the host, without waiting for them until they are asked for."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = torch.empty(
+            values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda
+        )
+        self._values.copy_(values, non_blocking=True)
+        self._arrived: Any = None
+        if values.is_cuda:
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(values.device))
+
+    def values(self) -> list[int]:
+        """The values; waits until they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        found: list[int] = self._values.tolist()
+        return found
 
 
 def _sizes(count: int) -> list[int]:

@@ -15,8 +15,8 @@ from muninn.errors import InputError
 from muninn.sampler import Sampler
 
 Condition = Callable[[Tensor, Context], Tensor]
-Engine = Literal["eager", "graph"]
-ENGINES: tuple[Engine, ...] = ("eager", "graph")
+Engine = Literal["eager", "graph", "compile"]
+ENGINES: tuple[Engine, ...] = ("eager", "graph", "compile")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,10 @@ class Planner:
         condition_when: ``before`` every evaluation and once at the end (Diffuser, CleanDiffuser,
             diffusion_policy), or only ``after`` every step, leaving x_T as drawn.
         device, dtype: of the states.
-        engine: what runs programs of this planner: ``eager`` anywhere, ``graph`` (CUDA graphs) on a
-            GPU. A certificate holds for the engine it was made with.
+        engine: what runs programs of this planner: ``eager`` anywhere; ``graph`` on a GPU (CUDA
+            graphs); ``compile`` anywhere (the network compiled by torch.compile; on a GPU in
+            CUDA graphs too). Full compute, :meth:`sample`, is always the eager one: a certificate
+            covers what the engine rounds differently, and holds for that engine only.
     """
 
     denoiser: Denoiser

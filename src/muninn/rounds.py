@@ -7,7 +7,9 @@ left. Equal to :class:`muninn.runtime.Runtime` up to rounding, whatever the batc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ from muninn.plan import Adaptive, Everywhere, Program, Static
 from muninn.planner import Noise, Planner
 from muninn.runtime import OnFailure, RunState, Runtime
 from muninn.vector_gap import StepTable, stacked_draws, used_nodes, vector_gap
+
+_kernel: Callable[..., None] | None = None
+if find_spec("triton") is not None and torch.cuda.is_available():
+    from muninn.plan_kernel import plan_rows as _kernel
 
 
 @dataclass
@@ -48,6 +54,19 @@ class Rows:
     evaluated: Tensor
     charged: Tensor
     total: Tensor
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What rows bring into a round: state, values and nodes, which of them count, first step."""
+
+    after: Tensor
+    history: Tensor
+    nodes: Tensor
+    count: Tensor
+    known: Tensor
+    first: Tensor
+    gapped: Tensor
 
 
 class RoundRuntime(Runtime):
@@ -81,6 +100,7 @@ class RoundRuntime(Runtime):
         self._places = self._table.variable
         self._next = self._named_steps()
         self._true = torch.tensor(True, device=device)
+        self._per_step = planner.shape[0] ** -0.5
 
     def _named_steps(self) -> Tensor | None:
         """The step after each step, for plans that fix it."""
@@ -131,13 +151,9 @@ class RoundRuntime(Runtime):
         planner, forecast = self.planner, self.program.forecast
         noise = None if draws is None else draws[:, active]
         own = select(context, active)
-        before, history = rows.after[active], rows.history[active]
-        nodes, count = rows.nodes[active], rows.count[active]
         step = rows.due[active].clamp_max(len(planner.sampler) - 1)
-        known = used_nodes(forecast, count, nodes.shape[1])
-        first = torch.where(count > 0, nodes[:, -1] + 1, step)
-        gapped = first < step
-        state = self._state(rows, active, step, draws, own)
+        past = self._past(rows, active, step)
+        state = self._state(past, step, noise, own)
         prediction = self._evaluate_rows(rows, active, state, step, own)
         prediction = check_prediction(prediction, state, None)
         rows.total[active] += prediction.flatten(1).sum(1, dtype=torch.float64)
@@ -145,23 +161,23 @@ class RoundRuntime(Runtime):
         from_state, from_prediction = self._convert[step].view(-1, 2, *shape).unbind(dim=1)
         value = (from_state * state + from_prediction * prediction).float()
         after = self._own.step(state, prediction, step, noise)
-        wide = gapped.view(-1, *shape)
+        wide = past.gapped.view(-1, *shape)
         if forecast.look_back:
-            closed = torch.cat([nodes, step[:, None]], dim=1)
-            values = torch.cat([history, value[:, None]], dim=1)
-            all_known = torch.cat([known, torch.ones_like(known[:, :1])], dim=1)
+            closed = torch.cat([past.nodes, step[:, None]], dim=1)
+            values = torch.cat([past.history, value[:, None]], dim=1)
+            known = torch.cat([past.known, torch.ones_like(past.known[:, :1])], dim=1)
             replayed = vector_gap(
-                self._table, before, values, closed, all_known, first, step, noise
+                self._table, past.after, values, closed, known, past.first, step, noise
             )
-            replayed = self._conditioned(replayed, gapped, own)
+            replayed = self._conditioned(replayed, past.gapped, own)
             repaired = self._table.step(replayed, value, step, noise)
             after = torch.where(wide, repaired, after)
         if planner.condition is not None:
             after = planner.condition(after, own)
         rows.after[active] = after
-        rows.history[active] = torch.cat([history[:, 1:], value[:, None]], dim=1)
-        rows.nodes[active] = torch.cat([nodes[:, 1:], step[:, None]], dim=1)
-        rows.count[active] = (count + 1).clamp_max(nodes.shape[1])
+        rows.history[active] = torch.cat([past.history[:, 1:], value[:, None]], dim=1)
+        rows.nodes[active] = torch.cat([past.nodes[:, 1:], step[:, None]], dim=1)
+        rows.count[active] = (past.count + 1).clamp_max(past.nodes.shape[1])
         rows.used[active] += 1
         rows.evaluated.index_put_((active, step), self._true)
         self._plan(rows, active, step)
@@ -170,19 +186,21 @@ class RoundRuntime(Runtime):
         self, rows: Rows, active: Tensor, state: Tensor, step: Tensor, context: Context
     ) -> Tensor:
         """The denoiser at the states of the active rows, each at its own step."""
-        return self.planner.denoiser(state, self._timesteps[step], context)
+        return self._denoiser(state, self._timesteps[step], context)
 
-    def _state(
-        self, rows: Rows, active: Tensor, step: Tensor, draws: Tensor | None, context: Context
-    ) -> Tensor:
-        """States of the active rows at ``step``, after a gap of forecasts if any."""
+    def _past(self, rows: Rows, active: Tensor, step: Tensor) -> _Past:
         nodes, count = rows.nodes[active], rows.count[active]
         known = used_nodes(self.program.forecast, count, nodes.shape[1])
         first = torch.where(count > 0, nodes[:, -1] + 1, step)
-        before, history = rows.after[active], rows.history[active]
-        noise = None if draws is None else draws[:, active]
-        state = vector_gap(self._table, before, history, nodes, known, first, step, noise)
-        return self._conditioned(state, first < step, context)
+        after, history = rows.after[active], rows.history[active]
+        return _Past(after, history, nodes, count, known, first, first < step)
+
+    def _state(self, past: _Past, step: Tensor, noise: Tensor | None, context: Context) -> Tensor:
+        """States of rows at ``step``, after a gap of forecasts if any."""
+        state = vector_gap(
+            self._table, past.after, past.history, past.nodes, past.known, past.first, step, noise
+        )
+        return self._conditioned(state, past.gapped, context)
 
     def _conditioned(self, state: Tensor, gapped: Tensor, context: Context) -> Tensor:
         """Known entries written into states after a gap; others are conditioned already."""
@@ -193,6 +211,9 @@ class RoundRuntime(Runtime):
 
     def _plan(self, rows: Rows, active: Tensor, step: Tensor) -> None:
         """The next step of each active row, and what its gap is charged."""
+        if _kernel is not None and active.is_cuda:
+            _kernel(self, rows, active, step)
+            return
         steps, last = len(self.planner.sampler), len(self.planner.sampler) - 1
         nodes, count = rows.nodes[active], rows.count[active]
         degree = max(self.program.forecast.order, 1)
@@ -222,7 +243,7 @@ class RoundRuntime(Runtime):
         shape = [1] * (history.ndim - 2)
         difference = (weights.view(*weights.shape, *shape) * history).sum(dim=1)
         size = torch.linalg.vector_norm(difference.flatten(1), dim=1).double()
-        size = size / self.planner.shape[0] ** 0.5
+        size = size * self._per_step
         span = torch.minimum(torch.full_like(count, degree), count - 1)
         factors = (self._places[None, None, :] - places[:, :, None]).abs()
         factors = torch.where((back < span[:, None])[:, :, None], factors, 1.0).prod(dim=1)

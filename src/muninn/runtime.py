@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
-from muninn.denoiser import check_prediction
+from muninn.denoiser import Denoiser, check_prediction
 from muninn.errors import DenoiserError, InputError
 from muninn.forecast import Forecaster, Weights, weighted_sum
 from muninn.gap import column_cache, run_gap
@@ -89,6 +89,11 @@ class Runtime:
         emphasis = plan.emphasis if isinstance(plan, Adaptive) else 0.0
         self._forecaster = Forecaster(program.forecast, planner.sampler, emphasis)
         self._columns = column_cache()
+        self._denoiser: Denoiser = planner.denoiser
+        if planner.engine == "compile":
+            from muninn.compiled import CompiledDenoiser  # loads the compiler, seconds
+
+            self._denoiser = CompiledDenoiser(planner.denoiser)
 
     @torch.no_grad()
     def __call__(
@@ -204,7 +209,7 @@ class Runtime:
             rows = [row for _, members in groups for row in _rows(members, run)]
             state = torch.cat(states)
             own = select(context, torch.tensor(rows, device=state.device))
-        prediction = self.planner.denoiser(state, self.planner.timestep(step, len(rows)), own)
+        prediction = self._denoiser(state, self.planner.timestep(step, len(rows)), own)
         run.evaluations[rows] += 1
         run.evaluated[rows, step] = True
         prediction = check_prediction(prediction, state, run.dtype)

@@ -135,8 +135,8 @@ def test_equivalent_evaluations_pay_for_the_probe(raw: Raw) -> None:
     table = tables_ours.table_vii(raw)
     (row,) = rows_of(table, tolerance=0.05, family="probe gate, our forecast")
     assert row["equivalent evaluations"] == pytest.approx(row["evaluations"].value + STEPS * 0.1)
-    (plain,) = rows_of(table, tolerance=0.05, family="certified cache, static plan")
-    assert plain["equivalent evaluations"] == pytest.approx(plain["evaluations"].value)
+    for plain in rows_of(table, tolerance=0.05, family="certified cache, static plan"):
+        assert plain["equivalent evaluations"] == pytest.approx(plain["evaluations"].value)
 
 
 def test_compute_that_follows_difficulty_is_seen(raw: Raw) -> None:

@@ -264,7 +264,7 @@ def test_a_method_that_cannot_run_is_noted_and_the_others_are_measured() -> None
 @pytest.mark.parametrize("graphed", [False, True])
 def test_batches_and_growth(captures: list[Replayed], graphed: bool) -> None:
     with bars(False) as task:
-        batches = measure_batch(Programs(tiny(), 5), TINY, task, graphed=graphed)
+        batches = measure_batch(Programs(tiny(), 5), 3, TINY, task, graphed=graphed)
         cells = measure_growth(TINY, DEVICE, task, graphed=graphed)
     fulls = [found.p50_ms for found in batches if found.method == "full"]
     assert len(fulls) == 1 + graphed
@@ -301,7 +301,7 @@ def test_devices_and_settings() -> None:
     assert "thread" in machine.hardware(DEVICE)
     assert "PyTorch" in machine.hardware(DEVICE)
     assert CPU.stride(100.0) == 1
-    assert (CUDA.warm_up, CUDA.evaluations, CUDA.batch) == (50, 20, 256)
+    assert (CUDA.warm_up, CUDA.evaluations, CUDA.batches) == (50, 20, (16, 256, 1024))
     assert not CUDA.lighter().compile
     assert sizes("cuda", quick=True).timed < sizes("cpu", quick=False).timed
     assert subject_names("cpu", None) == ("maze2d-fp32", "transformer-fp32")

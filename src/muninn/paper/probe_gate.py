@@ -56,7 +56,7 @@ class ProbeGatedRuntime(RoundRuntime):
         before = torch.empty(0)
         for step in range(steps):
             at = torch.full_like(everyone, step)
-            x = self._state(rows, everyone, at, draws, context)
+            x = self._state(self._past(rows, everyone, at), at, draws, context)
             rows.hidden = split.stem(x, self._timesteps[at], context)
             feature = split.feature(rows.hidden, x)
             fresh = everyone

@@ -18,12 +18,11 @@ from muninn.bench.taylor import TaylorPlanner
 from muninn.context import Context
 from muninn.forecast import ORDERS, Forecast
 from muninn.journal import Journal
-from muninn.plan import Family, Program
+from muninn.plan import Family, Program, Static
 from muninn.planner import Noise
 from muninn.record import Record
 from muninn.rounds import RoundRuntime
 from muninn.runtime import Runtime
-from muninn.sampler import Kind
 from muninn.search import Search
 from muninn.tuning import FIRST, Candidate, StaticSearch, adaptive_family
 
@@ -49,11 +48,15 @@ def full_member(workbench: Workbench) -> Member:
 
 
 class Tuner:
-    """Families tuned on the tuning stream, each once; kept in ``families.json``."""
+    """Plans tuned on the tuning stream, each once: rounding on another device would give others.
+
+    Families are kept in ``families.json``, the plans of table (vii) in ``variants.json``.
+    """
 
     def __init__(self, workbench: Workbench) -> None:
         self._workbench = workbench
         self._path = workbench.folder / "families.json"
+        self._variants = workbench.folder / "variants.json"
         self._searches: dict[float, StaticSearch] = {}
 
     def family(self, kind: str, tolerance: float) -> Family:
@@ -65,6 +68,20 @@ class Tuner:
             stored[name] = family.to_json()
             self._path.write_text(json.dumps(stored, indent=1) + "\n")
         return Family.from_json(stored[name])
+
+    def variant(self, forecast: Forecast, tolerance: float) -> list[Static]:
+        """Static plans of one forecast at many numbers of evaluations."""
+        stored = json.loads(self._variants.read_text()) if self._variants.is_file() else {}
+        name = variant_name(forecast)
+        if name not in stored:
+            candidate = Candidate(forecast, FIRST)
+            plans: dict[int, list[int]] = {}
+            for count in self._workbench.sizes.variant_counts:
+                plan = self.search(tolerance).program(candidate, count).plan.to_json()
+                plans.setdefault(len(plan["anchors"]), plan["anchors"])
+            stored[name] = list(plans.values())
+            self._variants.write_text(json.dumps(stored) + "\n")
+        return [Static(tuple(anchors)) for anchors in stored[name]]
 
     def search(self, tolerance: float) -> StaticSearch:
         """Static plans for a tolerance."""
@@ -107,39 +124,40 @@ def certified_members(
     return members[:: workbench.sizes.every]
 
 
+def variant_name(forecast: Forecast) -> str:
+    """The method that a forecast is in table (vii)."""
+    look_back = "lookback" if forecast.look_back else "plain"
+    return f"variant-{forecast.quantity}-{forecast.order}-{look_back}"
+
+
 def variant_members(
-    workbench: Workbench, search: StaticSearch, quantity: Kind, order: int, look_back: bool
+    workbench: Workbench, tuner: Tuner, forecast: Forecast, tolerance: float
 ) -> list[Member]:
     """Static plans of one forecast at many numbers of evaluations, for table (vii)."""
-    forecast = Forecast(quantity, order, look_back)
-    name = f"variant-{quantity}-{order}-{'lookback' if look_back else 'plain'}"
-    candidate = Candidate(forecast, FIRST)
-    members: dict[int, Member] = {}
-    for count in workbench.sizes.variant_counts:
-        program = search.program(candidate, count)
-        spent = len(program.plan.to_json()["anchors"])
+    members = []
+    for order, plan in enumerate(tuner.variant(forecast, tolerance)):
         settings = {
-            "quantity": quantity,
-            "order": order,
-            "look_back": look_back,
-            "evaluations": spent,
-            "plan": program.plan.to_json(),
+            "quantity": forecast.quantity,
+            "order": forecast.order,
+            "look_back": forecast.look_back,
+            "evaluations": len(plan.anchors),
+            "plan": plan.to_json(),
         }
-        run = program_run(workbench, program)
-        members.setdefault(spent, Member(name, len(members), settings, run, driven=False))
-    return list(members.values())
+        run = program_run(workbench, Program(forecast, plan))
+        members.append(Member(variant_name(forecast), order, settings, run, driven=False))
+    return members
 
 
-def variants(workbench: Workbench, search: StaticSearch) -> list[list[Member]]:
+def variants(workbench: Workbench, tuner: Tuner, tolerance: float) -> list[list[Member]]:
     """Every forecast of table (vii)."""
     forecasts = [
-        (quantity, order, look_back)
+        Forecast(quantity, order, look_back)
         for quantity in workbench.planner.sampler.kinds
         for order in ORDERS
         for look_back in (False, True)
     ]
     return [
-        variant_members(workbench, search, *forecast)
+        variant_members(workbench, tuner, forecast, tolerance)
         for forecast in forecasts[:: workbench.sizes.every]
     ]
 

@@ -90,7 +90,7 @@ def _measure_all(bench: Workbench) -> list[Member]:
         ):
             gates += _measure_gates(bench, family, tolerance)
     some = bench.sizes.variants
-    forecasts = variants(bench, tuner.search(grid.TOLERANCE))
+    forecasts = variants(bench, tuner, grid.TOLERANCE)
     _measure(bench, "forecasts (vii)", forecasts, (CALIBRATE, TEST), some)
     return [full, *(member for family in families for member in family), *paper, *gates]
 

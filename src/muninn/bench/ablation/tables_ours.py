@@ -45,32 +45,39 @@ def table_vii(raw: Raw) -> Table:
     rows: list[tuple[Value, ...]] = []
     for tolerance in sorted(tuned or {raw.tolerance}):
         own = [f"{kind}-{tolerance:g}" for kind in (*_KINDS, "probegate")]
-        families = {name: raw.study.family(name, CALIBRATE) for name in (*own, *variants)}
-        families = {name: family for name, family in families.items() if family}
-        calls = min((len(deviations(family)) for family in families.values()), default=0)
-        for method in families:
-            choice = certified(raw, method, tolerance, RISK, calls)
-            price: float | None = None
-            if choice.test is not None and len(choice.test.evaluations):
-                price = float(choice.test.evaluations.mean())
-                if method.startswith("probegate") and choice.place >= 0:
-                    share = raw.probe_share(choice.test.key.settings.get("depth", "stem-1"))
-                    price = None if share is None else price + raw.steps * share
-            label = _label(method)
-            shown = figures(raw, choice, tolerance, names)
-            rows.append((tolerance, label, calls, member_of(choice), *shown, price))
+        # Gates were measured on more calls than variants; the static plan stands in both groups.
+        for group in (own, [own[0], *variants] if variants else []):
+            families = {name: raw.study.family(name, CALIBRATE) for name in group}
+            families = {name: family for name, family in families.items() if family}
+            calls = min((len(deviations(family)) for family in families.values()), default=0)
+            for method in families:
+                choice = certified(raw, method, tolerance, RISK, calls)
+                shown = figures(raw, choice, tolerance, names)
+                price = _with_probe(raw, method, choice)
+                rows.append((tolerance, _label(method), calls, member_of(choice), *shown, price))
     return Table(
         "vii_ours",
         "(vii) Our parts",
         f"Every family under the same certificate (risk {RISK:g}, confidence {raw.confidence:g}), "
-        "made from the same number of calibrate calls: the evaluations that the named member "
-        "needs on the test calls. Variants are static plans "
+        "made from the number of calibrate calls given: the evaluations that the named member "
+        "needs on the test calls. Compare rows with the same number. Variants are static plans "
         "with another forecast (quantity, order, look-back or plain). The probe gate runs a probe "
         "at every step; equivalent evaluations add T times the probe's share of the network's "
         "time.",
         ("tolerance", "family", "calibrate calls", "member", *names, "equivalent evaluations"),
         rows,
     )
+
+
+def _with_probe(raw: Raw, method: str, choice: Choice) -> float | None:
+    """Evaluations of a choice, and those that could be made in the time of its probes."""
+    if choice.test is None or not len(choice.test.evaluations):
+        return None
+    evaluations = float(choice.test.evaluations.mean())
+    if not method.startswith("probegate") or choice.place < 0:
+        return evaluations
+    share = raw.probe_share(choice.test.key.settings.get("depth", "stem-1"))
+    return None if share is None else evaluations + raw.steps * share
 
 
 def table_promise(raw: Raw) -> Table:

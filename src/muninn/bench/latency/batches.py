@@ -20,9 +20,9 @@ WARM_UP = 2  # the first call captures
 
 
 def measure_batch(
-    programs: Programs, settings: Settings, task: Task, *, graphed: bool
+    programs: Programs, batch: int, settings: Settings, task: Task, *, graphed: bool
 ) -> list[BatchRow]:
-    """Full and Muninn on one batch of ``settings.batch`` rows, taking turns.
+    """Full and Muninn on one batch of rows, taking turns.
 
     The gate's cap is twice the static plan's evaluations, so that rows need different numbers.
     """
@@ -36,7 +36,7 @@ def measure_batch(
         runs["static", "eager"] = run_program(planner, programs.static, "eager")
         rounds = RoundRuntime(planner, programs.loose, on_failure="error")
         runs["gated", "eager"] = lambda context, noise: rounds(context, noise=noise)
-    call = subject.batch(settings.batch)
+    call = subject.batch(batch)
 
     def evaluations(run: Run) -> Callable[[int], float]:
         return lambda number: float(np.mean(run(*call)[1].evaluations))
@@ -46,7 +46,7 @@ def measure_batch(
         warm_up=WARM_UP,
         timed=settings.batch_timed,
         device=planner.device,
-        advance=task(f"{subject.name}: batch of {settings.batch}", WARM_UP + settings.batch_timed),
+        advance=task(f"{subject.name}: batch of {batch}", WARM_UP + settings.batch_timed),
     )
     milliseconds = [Spread.of([turn.seconds for turn in own]).p50 for own in turns]
     fulls = [ms for (method, _), ms in zip(runs, milliseconds, strict=True) if method == "full"]
@@ -57,12 +57,12 @@ def measure_batch(
             BatchRow(
                 subject.name,
                 subject.title,
-                settings.batch,
+                batch,
                 method,
                 engine,
                 mean,
                 ms,
-                1e3 * settings.batch / ms,
+                1e3 * batch / ms,
                 min(fulls) / ms,
                 len(planner.sampler) / mean,
                 hardware(planner.device),

@@ -13,13 +13,14 @@ from torch import Tensor
 from muninn import graphs
 from muninn.bench.baselines import few_steps
 from muninn.bench.latency.programs import Programs
-from muninn.bench.maze_planner import InpaintedDenoiser
 from muninn.bench.multistep import MultistepPlanner
 from muninn.bench.protocol import Run, fixed_cost, plain
+from muninn.compiled import CompiledDenoiser
 from muninn.context import Context, copy_into, select
 from muninn.engines import runtime_for
 from muninn.errors import InputError
 from muninn.plan import Program, Static
+from muninn.planner import Engine as PlannerEngine
 from muninn.planner import Noise, Planner
 
 Engine = Literal["eager", "compiled", "graph", "compiled graph"]
@@ -94,7 +95,7 @@ class GraphedSample:
         return result.clone()
 
 
-def run_program(planner: Planner, program: Program, engine: Literal["eager", "graph"]) -> Run:
+def run_program(planner: Planner, program: Program, engine: PlannerEngine) -> Run:
     """A program on an engine; one that fails says so instead of planning with full compute."""
     runtime = runtime_for(replace(planner, engine=engine), program, on_failure="error")
     return lambda context, noise: runtime(context, noise=noise)
@@ -126,16 +127,13 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
     """
     planner, count = programs.planner, programs.count
 
-    @functools.cache
     def compiled_planner() -> Planner:
         # Guards of earlier subjects' networks would count towards the limit on recompilations.
         torch.compiler.reset()
-        network: Any = torch.compile(programs.subject.network, dynamic=False)
-        return replace(planner, denoiser=InpaintedDenoiser(network))
+        return replace(planner, denoiser=CompiledDenoiser(planner.denoiser))
 
-    def run(program: str, engine: Literal["eager", "graph"], compile: bool = False) -> Run:
-        chosen = compiled_planner() if compile else planner
-        return run_program(chosen, getattr(programs, program), engine)
+    def run(program: str, engine: PlannerEngine) -> Run:
+        return run_program(planner, getattr(programs, program), engine)
 
     def solver(wrap: Callable[..., Any]) -> Run:
         multistep = MultistepPlanner(planner, programs.subject.alpha_bar, count)
@@ -160,9 +158,7 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
     ]
     compile_eager = [
         Method("full-compiled", "Full", "compiled", lambda: plain(compiled_planner())),
-        Method(
-            "static-compiled", "Muninn static", "compiled", lambda: run("static", "eager", True)
-        ),
+        Method("static-compiled", "Muninn static", "compiled", lambda: run("static", "compile")),
     ]
     if not graphed:
         last = Method(
@@ -189,12 +185,12 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
         ),
     ]
     compile_graph = [
-        Method("full-compiled-graph", "Full", "compiled graph", lambda: run("full", "graph", True)),
+        Method("full-compiled-graph", "Full", "compiled graph", lambda: run("full", "compile")),
         Method(
             "static-compiled-graph",
             "Muninn static",
             "compiled graph",
-            lambda: run("static", "graph", True),
+            lambda: run("static", "compile"),
         ),
     ]
     # The graph covers what these two do, at the speed of the hardware.

@@ -42,6 +42,10 @@ def grid(base: Cell, **values: tuple[int, ...]) -> tuple[Cell, ...]:
     return tuple(cells)
 
 
+MOST_WORK = 5_000_000_000_000
+"""Rows times parameters times horizon: the evaluation of 256 plans by the largest planner."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """Sizes of a run.
@@ -53,8 +57,9 @@ class Settings:
         turn_seconds: a method whose calls take ``k`` times as long takes part in every ``k``-th
             round only, so that slow baselines do not use up the time of the run.
         longest_stride: but at least in every such round.
-        batch: rows of the throughput measurement.
-        batch_timed: its rounds.
+        batches: rows of the throughput measurements; those that would take minutes are left out
+            (:meth:`batches_of`).
+        batch_timed: rounds of each.
         growth: cells of the growth grid.
         growth_timed: rounds of each cell.
         compile: whether compiled methods take part.
@@ -66,7 +71,7 @@ class Settings:
     calls: int = 20
     turn_seconds: float = 0.025
     longest_stride: int = 10
-    batch: int = 256
+    batches: tuple[int, ...] = (16, 256, 1024)
     batch_timed: int = 3
     growth: tuple[Cell, ...] = ()
     growth_timed: int = 5
@@ -84,6 +89,14 @@ class Settings:
         if math.isinf(self.turn_seconds):
             return 1
         return min(max(round(seconds / self.turn_seconds), 1), self.longest_stride)
+
+    def batches_of(self, parameters: int, horizon: int) -> tuple[int, ...]:
+        """The batches of a planner whose work is not too much for a benchmark of minutes.
+
+        >>> Settings().batches_of(63_000_000, 256), Settings().batches_of(63_000_000, 16)
+        ((16, 256), (16, 256, 1024))
+        """
+        return tuple(rows for rows in self.batches if rows * parameters * horizon <= MOST_WORK)
 
     def lighter(self) -> Settings:
         """For planners that no target names: fewer rounds, nothing compiled."""
@@ -108,7 +121,7 @@ CPU = Settings(
     warm_up=3,
     timed=30,
     turn_seconds=math.inf,
-    batch=16,
+    batches=(16,),
     batch_timed=2,
     growth=grid(
         Cell(horizon=64, steps=50),
@@ -133,7 +146,7 @@ def sizes(device: str, quick: bool) -> Settings:
         warm_up=1,
         timed=3,
         calls=3,
-        batch=4,
+        batches=(4,),
         batch_timed=1,
         growth=grid(base, horizon=(32,), steps=(20,), dim=(8,), batch=(2,), width=(16,)),
         growth_timed=2,

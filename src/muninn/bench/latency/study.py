@@ -112,7 +112,11 @@ def _measure(
     results.rows += rows
     results.calls += calls
     if batches:
-        results.batches += measure_batch(programs, settings, task, graphed=graphed)
+        for rows_together in settings.batches_of(subject.parameters, subject.planner.shape[0]):
+            results.batches += measure_batch(
+                programs, rows_together, settings, task, graphed=graphed
+            )
+            release(subject.planner.device)
     if profile:
         parts, text = profile_subject(subject, methods, task)
         results.profile += parts
