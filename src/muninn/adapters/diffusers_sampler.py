@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.sampler import Kind, Sampler
+from muninn.sampler import Kind, Sampler, Step
 from muninn.schedule import Schedule
 from muninn.solvers import ddim, ddpm
 
@@ -33,8 +34,8 @@ class _Coefficients(NamedTuple):
 class DiffusersSampler(Sampler):
     """The table of ``scheduler`` for ``steps`` steps; full compute equals diffusers bit for bit.
 
-    :class:`Sampler` merges the coefficients of a step in float64, diffusers keeps float32 tensors
-    and applies them one by one: the two differ by rounding. Here a step with a prediction of the
+    :class:`Sampler` merges the coefficients of a step in float64, diffusers applies its float32
+    tensors one by one: the two differ by rounding. Here a step with a prediction of the
     network's own kind repeats diffusers' operations in their order (DDPM, and DDIM with eta 0),
     and forecasts of another kind use the merged table.
 
@@ -49,15 +50,6 @@ class DiffusersSampler(Sampler):
     def __init__(self, scheduler: Any, steps: int) -> None:
         own = copy.deepcopy(scheduler)
         table = _table(own, steps)
-        super().__init__(
-            table.name,
-            table.kind,
-            table.steps,
-            flow=False,
-            clip=table.clip,
-            keep_epsilon=table.keep_epsilon,
-            details=table.describe(),
-        )
         own.set_timesteps(steps)
         visited = [int(timestep) for timestep in own.timesteps]
         if visited != [step.timestep for step in table.steps]:
@@ -67,6 +59,16 @@ class DiffusersSampler(Sampler):
                 "of steps or another timestep_spacing"
             )
         self._coefficients = (_ddpm if table.name == "ddpm" else _ddim)(own, visited)
+        pairs = zip(table.steps, self._coefficients, strict=True)
+        super().__init__(
+            table.name,
+            table.kind,
+            [_rounded(step, at, table.name) for step, at in pairs],
+            flow=False,
+            clip=table.clip,
+            keep_epsilon=table.keep_epsilon,
+            details=table.describe(),
+        )
 
     def step(
         self,
@@ -106,13 +108,31 @@ class DiffusersSampler(Sampler):
         return at.signal * prediction + at.noise * x
 
 
+def _rounded(step: Step, at: _Coefficients, name: str) -> Step:
+    """The step with the numbers that diffusers computes with.
+
+    It takes ``1 - alpha`` in float32, which is off by up to 3e-4 of the noise level of a nearly
+    clean state; a forecast of x0 that is handed over as epsilon must be read back with the same.
+    """
+    rounded = replace(
+        step,
+        signal=float(at.signal),
+        noise=float(at.noise),
+        from_sample=float(at.from_sample),
+    )
+    if name == "ddim":
+        return replace(rounded, from_epsilon=float(at.from_other))
+    return replace(rounded, from_state=float(at.from_other), from_noise=float(at.deviation))
+
+
 def _table(scheduler: Any, steps: int) -> Sampler:
     """The scheduler's steps with merged coefficients."""
     name = type(scheduler).__name__
     if name not in _SUPPORTED:
         raise InputError(
             f"scheduler {name} is not supported; supported are {', '.join(_SUPPORTED)}. A solver "
-            "of higher order already reuses evaluations: take fewer steps with it instead"
+            "of higher order (multistep, Heun) needs few steps anyway: take fewer with it instead. "
+            "For Euler steps of a flow use muninn.euler"
         )
     config = scheduler.config
     if config.prediction_type not in _KINDS:

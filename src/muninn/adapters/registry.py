@@ -37,6 +37,7 @@ _ADAPTERS: dict[str, str | Adapter] = {
     "lerobot.policies.diffusion.modeling_diffusion.DiffusionPolicy": (
         "muninn.adapters.lerobot_diffusion"
     ),
+    "lerobot.policies.smolvla.modeling_smolvla.SmolVLAPolicy": "muninn.adapters.lerobot_smolvla",
 }
 
 

@@ -1,0 +1,55 @@
+"""What a user may change in a network after its cache was switched on, cheap enough to look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from muninn.errors import InputError
+
+
+def module_behind(network: Any) -> nn.Module | None:
+    """The module that a network is, or whose method it is; None for any other callable."""
+    owner = network if isinstance(network, nn.Module) else getattr(network, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def require_not_compiled(network: Any) -> None:
+    """Refuse what ``torch.compile`` or ``torch.jit`` made: it runs the code it has traced.
+
+    Raises:
+        InputError: the network is compiled.
+    """
+    compiled = hasattr(network, "_orig_mod") or hasattr(network, "_torchdynamo_orig_callable")
+    in_place = getattr(network, "_compiled_call_impl", None) is not None
+    if compiled or in_place or isinstance(network, torch.jit.ScriptModule):
+        raise InputError(
+            f"{type(network).__name__} is compiled; give the network as it was before "
+            "torch.compile or torch.jit, or compile a part inside it"
+        )
+
+
+def watched(module: nn.Module | None) -> dict[str, Any]:
+    """Mode, precision and weights of a module.
+
+    Weights are followed by identity, by torch's count of in-place writes, and by the first and
+    last number of each: averaged weights are often copied in through ``.data``, which is not
+    counted. A write through ``.data`` that leaves all of these numbers alone is not seen.
+    """
+    weights = [] if module is None else [each for each in module.parameters() if each.numel()]
+    if module is None or not weights:
+        return {}
+    versions = [(id(each), 0 if each.is_inference() else each._version) for each in weights]
+    corners = [each.detach()[(at,) * each.ndim] for each in weights for at in (0, -1)]
+    device = weights[0].device
+    numbers = torch.stack([corner.to(device, torch.float64) for corner in corners]).tolist()
+    available = torch.amp.is_autocast_available(device.type)
+    autocast = available and torch.is_autocast_enabled(device.type)
+    return {
+        "train mode": any(part.training for part in module.modules()),
+        "device": device,
+        "autocast": torch.get_autocast_dtype(device.type) if autocast else None,
+        "weights": f"version {hash((*versions, *numbers)) & 0xFFFFFFFF:08x}",
+    }

@@ -1,0 +1,55 @@
+"""Plan families for loops whose states cannot be rewritten: tuned without look-back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from muninn.context import batch_size
+from muninn.errors import InputError
+from muninn.journal import Journal
+from muninn.metrics import Metric, Tolerance, resolve
+from muninn.paired import Measured, PairedCalls
+from muninn.plan import Family, Program
+from muninn.planner import Planner
+from muninn.progress import bars
+from muninn.search import Search
+from muninn.tuning import StaticSearch
+
+
+class ForwardCalls(PairedCalls):
+    """Measures every program without look-back, whatever it says."""
+
+    def measure(self, program: Program, calls: list[int]) -> Measured:
+        """Run a program on some calls, paired with Full."""
+        forecast = replace(program.forecast, look_back=False)
+        return super().measure(replace(program, forecast=forecast), calls)
+
+
+def tune_without_look_back(
+    planner: Planner,
+    calls: object,
+    *,
+    tolerance: Tolerance,
+    share: float = 0.03,
+    metric: str | Metric = "rms_step",
+    seed: int = 0,
+    progress: bool = True,
+) -> Family:
+    """A family of static plans without look-back, from contexts that will not certify it.
+
+    The search is that of :func:`muninn.tune`; its arguments are explained there. Pass the family
+    to ``muninn.calibrate(planner, other_calls, family=...)``.
+
+    Raises:
+        InputError: there is no call.
+    """
+    count = calls if isinstance(calls, int) else batch_size(calls)
+    if not count:
+        raise InputError("tuning needs at least one call")
+    context = None if isinstance(calls, int) else calls
+    paired = ForwardCalls(planner, context, count, resolve(metric)[1], seed)
+    with bars(progress) as task:
+        advance = task("tune: programs tried", 60)
+        search = StaticSearch(Search(paired, tolerance, share, Journal(None, {}), advance))
+        family = search.family(*search.rank()).family
+    return replace(family, forecast=replace(family.forecast, look_back=False))
