@@ -1,0 +1,207 @@
+"""Virtual clocks, scripted planners and small certified ones that the closed-loop tests share."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analytic import mixture_planner
+from certify_cases import SHORT_FAMILY
+from muninn.cached import CachedPlanner
+from muninn.cached import cache as cache_planner
+from muninn.certificate import Certificate
+from muninn.certify import calibrate
+from muninn.escalation import Source
+from muninn.planner import Planner
+from muninn.programs import CertifiedPrograms, Job, Plans, accept_all
+from muninn.record import Record
+from muninn.schedule import Schedule
+from muninn.solvers import ddim
+from muninn.units import Episodes, PlanFunction
+from muninn.worker import Failure, InProcess
+
+STEPS = 6
+SHAPE = (4, 2)
+TOLERANCE = 0.5
+
+
+class VirtualClock:
+    """Time that passes only when told to."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class VirtualRunner:
+    """A worker process on a virtual clock: waits until the deadline and no longer."""
+
+    def __init__(self, programs: object, seconds: Callable[[Job], float]) -> None:
+        self.time = VirtualClock()
+        self.seconds = seconds
+        self._inner = InProcess(programs, self.time)  # type: ignore[arg-type]
+
+    def clock(self) -> float:
+        return self.time.now
+
+    def ask(self, job: Job, until: float) -> Plans | Failure:
+        done = self.time.now + self.seconds(job)
+        if done > until:
+            self.time.now = max(self.time.now, until)
+            return Failure("no plan by the deadline")
+        self.time.now = done
+        return self._inner.ask(job, until)
+
+
+def record(
+    estimate: list[float], rank: list[float] | None = None, fallback: str | None = None
+) -> Record:
+    rows = len(estimate)
+    return Record(
+        np.full(rows, 3),
+        np.ones((rows, STEPS), dtype=bool),
+        np.array(estimate),
+        (fallback,) * rows,
+        0.0,
+        rank=None if rank is None else np.array(rank),
+    )
+
+
+@dataclass
+class Scripted:
+    """Programs that say what they are told to; every plan carries a number of its own.
+
+    Attributes:
+        rank: of the certified plan.
+        estimates: of resampled plans.
+        flaws: of plans by source; a missing source has none.
+        fails: raised by a source.
+        made: plans ever returned, by number, with their flaw.
+        ran: jobs, in order.
+    """
+
+    rank: float = 0.5
+    estimates: list[float] = field(default_factory=lambda: [0.4, 0.3, 0.2, 0.1])
+    flaws: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+    fails: dict[str, Exception] = field(default_factory=dict)
+    fallback: str | None = None
+    rows: int | None = None
+    not_finite: bool = False
+    made: dict[int, str | None] = field(default_factory=dict)
+    ran: list[Job] = field(default_factory=list)
+
+    def run(self, job: Job) -> Plans:
+        self.ran.append(job)
+        source = str(job.source)
+        if source in self.fails:
+            raise self.fails[source]
+        rows = self.rows or len(job.seeds)
+        flaws = (self.flaws.get(source, ()) + (None,) * rows)[:rows]
+        first = len(self.made)
+        self.made.update({first + row: flaw for row, flaw in enumerate(flaws)})
+        plans = torch.arange(first, first + rows).double().view(-1, 1, 1).repeat(1, *SHAPE)
+        if self.not_finite:
+            plans[:, -1] = torch.nan
+        estimates = (self.estimates * rows)[:rows] if source == "resampled" else [0.5] * rows
+        return Plans(plans, record(estimates, [self.rank] * rows, self.fallback), flaws)
+
+    def most_evaluations(self, source: Source | int) -> int:
+        return STEPS
+
+
+# -- a real planner whose evaluations cost virtual time -----------------------------------------
+
+
+@dataclass(eq=False)
+class Ticking:
+    """A denoiser that takes ``tick`` virtual seconds, and may fail at will."""
+
+    inner: object
+    time: VirtualClock
+    tick: list[float] = field(default_factory=lambda: [0.01])
+    fault: list[str] = field(default_factory=list)
+
+    def __call__(self, x: Tensor, timestep: Tensor, context: Tensor, /) -> Tensor:
+        self.time.now += self.tick[0]
+        if "raise" in self.fault:
+            raise RuntimeError("the network is gone")
+        out: Tensor = self.inner(x, timestep, context)  # type: ignore[operator]
+        return out * torch.nan if "nan" in self.fault else out
+
+
+def planner() -> Planner:
+    return mixture_planner(ddim(Schedule.cosine(STEPS), kind="sample"), SHAPE)
+
+
+def starts(count: int, seed: int) -> Tensor:
+    return 0.5 * torch.randn(count, SHAPE[1], generator=torch.Generator().manual_seed(seed))
+
+
+def drive(plan: PlanFunction, seed: int) -> None:
+    """Three calls; each context depends on the plan before it."""
+    context = starts(1, seed)
+    for _ in range(3):
+        context = 0.6 * context + 0.4 * plan(context)[:, 1]
+
+
+@cache
+def certificate(loop: str = "open") -> Certificate:
+    """A certificate whose member is neither full compute nor the last of the family."""
+    calls = starts(120, 1) if loop == "open" else Episodes(drive, 120)
+    settings = {"risk": 0.1, "family": SHORT_FAMILY, "progress": False}
+    return calibrate(planner(), calls, tolerance=TOLERANCE, **settings)  # type: ignore[arg-type]
+
+
+def fast(loop: str = "open") -> CachedPlanner:
+    return cache_planner(planner(), certificate(loop))
+
+
+def programs(loop: str = "open") -> CertifiedPrograms:
+    return CertifiedPrograms(fast(loop), accept_all)
+
+
+def ticking(time: VirtualClock) -> tuple[CertifiedPrograms, Ticking]:
+    """The certified programs with evaluations that take time; the promise is not checked again."""
+    own = planner()
+    denoiser = Ticking(own.denoiser, time)
+    slow = Planner(denoiser, own.sampler, own.shape)
+    return CertifiedPrograms(CachedPlanner(slow, certificate(), "error"), accept_all), denoiser
+
+
+# -- programs for a real worker process ---------------------------------------------------------
+
+
+class Obedient:
+    """Does what the context says: plan, sleep, raise, die, or answer with its process number."""
+
+    def run(self, job: Job) -> Plans:
+        order = job.context
+        if order == "sleep":
+            time.sleep(1e6)
+        if order == "raise":
+            raise RuntimeError("no route")
+        if order == "die":
+            os._exit(3)
+        plans = torch.full((len(job.seeds), *SHAPE), float(os.getpid()), dtype=torch.float64)
+        ranks = [0.5] * len(plans)
+        return Plans(plans, record([0.1] * len(plans), ranks), (None,) * len(plans))
+
+    def most_evaluations(self, source: Source | int) -> int:
+        return STEPS
+
+
+def obedient() -> Obedient:
+    return Obedient()
+
+
+def unbuildable() -> Obedient:
+    return CertifiedPrograms(cache_planner(planner(), "missing.safetensors"), accept_all)  # type: ignore[return-value]
