@@ -1,0 +1,247 @@
+"""Telemetry: one JSON line per planning call, and counters in Prometheus' text format.
+
+Nothing here may disturb a control loop. A disk that is full or gone costs lines, never a call:
+what was lost is counted, said in the log once it can be written again, and exported as a metric.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from muninn.errors import InputError
+from muninn.record import Record
+
+_APPEND = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+
+
+class JsonLines:
+    """An append-only log of JSON objects, one per line; whole lines or none.
+
+    Args:
+        path: file to append to; its folder is made when it is first written.
+        limit: size in bytes beyond which the file becomes ``path.1``, that ``path.2``, and so on.
+            None never rotates.
+        keep: rotated files that are kept.
+
+    Attributes:
+        lost: lines that could not be written.
+    """
+
+    def __init__(self, path: str | Path, *, limit: int | None = None, keep: int = 4) -> None:
+        if (limit is not None and limit < 1) or keep < 0:
+            raise InputError(f"need limit >= 1 byte and keep >= 0 files, got {limit} and {keep}")
+        self.path = Path(path)
+        self.lost = 0
+        self._limit = limit
+        self._keep = keep
+        self._unsaid = 0
+
+    def append(self, entry: dict[str, Any], *, sync: bool = False) -> bool:
+        """Write one line; False, and counted, if it could not be written. Never raises.
+
+        A line outlives the process. With ``sync`` it, and all before it, outlive a power cut; that
+        waits for the disk.
+        """
+        try:
+            line = json.dumps(plain(entry), allow_nan=False) + "\n"
+            if self._unsaid:
+                line = json.dumps({"kind": "lost", "lines": self._unsaid}) + "\n" + line
+            self._write(line.encode(), sync)
+        except (OSError, TypeError, ValueError, RecursionError):
+            self.lost += 1
+            self._unsaid += 1
+            return False
+        self._unsaid = 0
+        return True
+
+    def _write(self, data: bytes, sync: bool) -> None:
+        """All of ``data`` at the end of the file, or an OSError and the file as before."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, _APPEND, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            if self._limit is not None and size and size + len(data) > self._limit:
+                os.close(descriptor)
+                descriptor = -1
+                self._rotate()
+                return self._write(data, sync)
+            # A line cut short by a power loss must not swallow this one.
+            if size and _last_byte(descriptor) != b"\n":
+                data = b"\n" + data
+            try:
+                if os.write(descriptor, data) != len(data):
+                    raise OSError("the disk took only a part of the line")
+                if sync:
+                    os.fsync(descriptor)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, size)
+                raise
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _rotate(self) -> None:
+        old = [self.path.with_name(f"{self.path.name}.{i}") for i in range(1, self._keep + 1)]
+        names = [self.path, *old]
+        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+            if newer.exists():
+                os.replace(newer, older)
+        if not self._keep:
+            self.path.unlink()
+
+
+def _last_byte(descriptor: int) -> bytes:
+    os.lseek(descriptor, -1, os.SEEK_END)
+    return os.read(descriptor, 1)
+
+
+def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Every whole line of a log; lines that were cut short are skipped."""
+    with Path(path).open(errors="replace") as file:
+        for line in file:
+            with contextlib.suppress(json.JSONDecodeError, RecursionError):
+                entry = json.loads(line)
+                if isinstance(entry, dict):
+                    yield entry
+
+
+def plain(value: Any) -> Any:
+    """JSON-ready: arrays as lists, numpy numbers as numbers, NaN and infinity as null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One value in Prometheus' text format; ``muninn_`` is put before its name."""
+
+    name: str
+    kind: str
+    value: float
+    help: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def render(samples: Iterable[Sample]) -> str:
+    """Samples in Prometheus' text exposition format, version 0.0.4.
+
+    >>> print(render([Sample("calls", "counter", 3, "Calls.", {"robot": "a"})]), end="")
+    # HELP muninn_calls_total Calls.
+    # TYPE muninn_calls_total counter
+    muninn_calls_total{robot="a"} 3
+    """
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        suffix = "_total" if sample.kind == "counter" else ""
+        groups.setdefault(f"muninn_{sample.name}{suffix}", []).append(sample)
+    lines = []
+    for name, group in groups.items():
+        explained = group[0].help.replace("\\", r"\\").replace("\n", r"\n")
+        lines += [f"# HELP {name} {explained}", f"# TYPE {name} {group[0].kind}"]
+        for sample in group:
+            inside = ",".join(f'{key}="{_escape(text)}"' for key, text in sample.labels.items())
+            labels = f"{{{inside}}}" if inside else ""
+            lines.append(f"{name}{labels} {_number(sample.value)}")
+    return "".join(line + "\n" for line in lines)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(int(value)) if float(value).is_integer() else repr(float(value))
+
+
+class Telemetry:
+    """Writes a line per planning call and keeps the counters of a process.
+
+    Args:
+        log: where lines go; None counts only.
+        robot: name of this robot.
+        clock: wall clock for people. Lines are ordered by ``sequence``; a clock that jumps back is
+            counted and changes nothing else.
+    """
+
+    def __init__(
+        self,
+        log: JsonLines | None = None,
+        *,
+        robot: str = "robot",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.robot = robot
+        self._log = log
+        self._clock = clock
+        self._latest = -math.inf
+        self._counts = dict.fromkeys(_COUNTERS, 0.0)
+
+    def observe(self, record: Record, **more: Any) -> None:
+        """Count a call and write its line; ``more`` is added to the line. Never raises."""
+        now = self._clock()
+        counts = self._counts
+        counts["clock_jumps"] += now < self._latest
+        self._latest = now
+        counts["calls"] += 1
+        counts["trajectories"] += len(record.evaluations)
+        counts["evaluations"] += int(record.evaluations.sum())
+        counts["seconds"] += record.seconds
+        counts["fallbacks"] += record.fallbacks
+        if self._log is not None:
+            self._log.append(
+                {
+                    "kind": "call",
+                    "robot": self.robot,
+                    "sequence": int(counts["calls"]),
+                    "time": now,
+                    "seconds": record.seconds,
+                    "evaluations": record.evaluations,
+                    "estimate": record.estimate,
+                    "bound": record.bound,
+                    "rank": record.rank,
+                    "fallback": record.fallback,
+                    **more,
+                }
+            )
+
+    def samples(self) -> list[Sample]:
+        """Counters for :func:`render`."""
+        labels = {"robot": self.robot}
+        found = [
+            Sample(name, "counter", self._counts[name], explained, labels)
+            for name, explained in _COUNTERS.items()
+        ]
+        lost = 0 if self._log is None else self._log.lost
+        return [*found, Sample("lines_lost", "counter", lost, "Log lines not written.", labels)]
+
+
+_COUNTERS = {
+    "calls": "Planning calls.",
+    "trajectories": "Trajectories planned.",
+    "evaluations": "Denoiser evaluations.",
+    "seconds": "Time spent planning.",
+    "fallbacks": "Trajectories planned with full compute instead.",
+    "clock_jumps": "Times the wall clock went backwards.",
+}
