@@ -1,0 +1,133 @@
+"""The policies under study: one set of diffusion weights with three samplers, and a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from muninn.adapters import enable_cache, planner_of
+from muninn.adapters.lerobot_diffusion import executed_actions, global_conditions
+from muninn.bench.baselines import few_steps
+from muninn.bench.metaworld.flow import STEPS, flow_planner
+from muninn.bench.metaworld.policy import features, load_policy
+from muninn.bench.multistep import MultistepPlanner
+from muninn.bench.protocol import Run, fixed_cost, plain
+from muninn.cached import cache
+from muninn.certificate import Certificate
+from muninn.errors import InputError
+from muninn.metrics import Metric
+from muninn.planner import Planner
+
+Call = Callable[[Tensor], Tensor]
+
+SAMPLERS: dict[str, tuple[str, int]] = {
+    "ddpm100": ("DDPM", 100),
+    "ddim100": ("DDIM", 100),
+    "ddim16": ("DDIM", 16),
+}
+FLOW = f"flow{STEPS}"
+VARIANTS = (*SAMPLERS, FLOW)
+
+LIMITS = (0.1, 0.1, 0.1, 0.1)
+"""Acceptable difference of each action channel: 1 mm of commanded motion a step along x, y, z, and
+a tenth of the gripper's effort."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A policy as the study uses it.
+
+    Attributes:
+        name: one of ``VARIANTS``.
+        policy: LeRobot's object.
+        preprocessor, postprocessor: LeRobot's.
+        planner: the policy's sampling loop.
+        folder: where the policy was read, for objects of their own.
+    """
+
+    name: str
+    policy: Any
+    preprocessor: Any
+    postprocessor: Any
+    planner: Planner
+    folder: Path
+
+    @classmethod
+    def load(cls, models: Path, name: str) -> Subject:
+        """From the folder that holds ``diffusion`` and ``flow``."""
+        if name not in VARIANTS:
+            raise InputError(f"variant is one of {', '.join(VARIANTS)}, got {name!r}")
+        folder = models / ("flow" if name == FLOW else "diffusion")
+        parts = load_policy(folder, *SAMPLERS.get(name, ("DDPM", 100)))
+        planner = flow_planner(parts[0]) if name == FLOW else planner_of(parts[0])
+        return cls(name, *parts, planner, folder)
+
+    def contexts(self, histories: NDArray[np.floating]) -> Tensor:
+        """What the network is told, (rows, condition), of observations (rows, 2, 39)."""
+        seen = features(torch.from_numpy(np.asarray(histories, np.float32)))
+        return global_conditions(self.policy, [self.preprocessor(seen)])
+
+    def actions(self, plans: Tensor) -> NDArray[np.float64]:
+        """The executed actions of plans (rows, 16, 4) in units of the environment, (rows, 8, 4)."""
+        config = self.policy.config
+        first = config.n_obs_steps - 1
+        executed = plans[:, first : first + config.n_action_steps]
+        physical = self.postprocessor(executed.reshape(-1, executed.shape[2]))
+        return np.asarray(physical.reshape(executed.shape).numpy(), np.float64)
+
+    def metric(self) -> Metric:
+        """Largest share of its limit that an executed action differs by, in any channel."""
+        return executed_actions(self.policy, self.postprocessor, LIMITS)
+
+    # -- ways to plan --------------------------------------------------------------------------
+
+    def full(self) -> Run:
+        """Full compute."""
+        return plain(self.planner)
+
+    def cached(self, certificate: Certificate) -> Run:
+        """The certified program."""
+        fast = cache(self.planner, certificate)
+        return lambda context, noise: fast(context, noise=noise)
+
+    def fewer(self, count: int) -> dict[str, Run]:
+        """The same network with ``count`` evaluations: what a user would do instead of caching.
+
+        DDIM (or Euler) steps are spread from the noisiest state to the clean one; LeRobot's own
+        spacing would leave out the noisiest and do worse.
+        """
+        base = self.planner
+        if base.sampler.stochastic:
+            base = Subject.load(self.folder.parent, "ddim100").planner
+        count = max(2, min(count, len(base.sampler)))
+        ways = {"fewsteps": plain(few_steps(base, count))}
+        if self.name != FLOW:
+            table = self.policy.diffusion.noise_scheduler.alphas_cumprod.double().numpy()
+            solver = MultistepPlanner(self.planner, table, count)
+            ways["dpmsolver"] = fixed_cost(solver.sample, count)
+        return ways
+
+    # -- single calls, as a user makes them ----------------------------------------------------
+
+    def own_call(self) -> Call:
+        """LeRobot's own sampling loop (for the flow, ours): noise from torch's global generator."""
+        if self.name == FLOW:
+            return self.planner.sample
+        loop = self.policy.diffusion.conditional_sample
+        return torch.no_grad()(lambda context: loop(len(context), global_cond=context))
+
+    def cached_call(self, certificate: Certificate) -> Call:
+        """The same call on a policy of its own whose cache is enabled."""
+        if self.name == FLOW:
+            fast = cache(self.planner, certificate)
+            return lambda context: fast(context)[0]
+        twin = Subject.load(self.folder.parent, self.name)
+        enable_cache(twin.policy, certificate)
+        return twin.own_call()
