@@ -40,8 +40,8 @@ test-all: environment ## run the slow tests too
 test-gpu: environment ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)
 
-test-lerobot: environment-lerobot ## run the LeRobot adapter on LeRobot's own classes
-	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/adapters tests/lerobot $(ARGS)
+test-lerobot: environment-lerobot ## run the adapters on LeRobot's own classes, and Meta-World
+	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/adapters tests/lerobot tests/metaworld $(ARGS)
 
 check: lint types test ## all that CI runs: lint, types, then the fast tests
 

@@ -11,10 +11,15 @@ if TYPE_CHECKING:
     from muninn.certificate import Certificate
     from muninn.certify import calibrate
     from muninn.errors import MuninnError
+    from muninn.escalation import Escalation
+    from muninn.fleet import Fleet
+    from muninn.monitor import Monitor
+    from muninn.monitored import Monitored
     from muninn.planner import Planner
     from muninn.record import Record
     from muninn.schedule import Schedule
     from muninn.solvers import ddim, ddpm, euler
+    from muninn.supervisor import Observation, Supervisor
     from muninn.tuning import tune
     from muninn.units import Episodes
 
@@ -22,10 +27,16 @@ _HOME = {
     "CachedPlanner": "cached",
     "Certificate": "certificate",
     "Episodes": "units",
+    "Escalation": "escalation",
+    "Fleet": "fleet",
+    "Monitor": "monitor",
+    "Monitored": "monitored",
     "MuninnError": "errors",
+    "Observation": "supervisor",
     "Planner": "planner",
     "Record": "record",
     "Schedule": "schedule",
+    "Supervisor": "supervisor",
     "cache": "cached",
     "calibrate": "certify",
     "ddim": "solvers",
@@ -41,10 +52,16 @@ __all__ = [
     "CachedPlanner",
     "Certificate",
     "Episodes",
+    "Escalation",
+    "Fleet",
+    "Monitor",
+    "Monitored",
     "MuninnError",
+    "Observation",
     "Planner",
     "Record",
     "Schedule",
+    "Supervisor",
     "cache",
     "calibrate",
     "ddim",

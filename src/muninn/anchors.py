@@ -13,12 +13,20 @@ import numpy as np
 import torch
 
 from muninn.context import Context
+from muninn.errors import InputError
 from muninn.forecast import Forecast, error_weights, interpolation_weights, smooth_variable
 from muninn.planner import Noise, Planner
 from muninn.sampler import Kind
 from muninn.schedule import FloatArray
 
 MOST_POSITIONS = 128  # candidate anchors; longer samplers are searched on a coarser grid
+
+
+def spread_steps(steps: int, count: int) -> tuple[int, ...]:
+    """``count`` steps from the first to the last, as evenly as integers allow."""
+    if not 2 <= count <= steps:
+        raise InputError(f"choose between 2 and {steps} evaluations, got {count}")
+    return tuple(int(step) for step in np.round(np.linspace(0, steps - 1, count)))
 
 
 @torch.no_grad()

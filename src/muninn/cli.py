@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from muninn.bench.metaworld.command import metaworld
+from muninn.bench.monitor.command import monitor
 from muninn.errors import InputError, MuninnError
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Benchmarks whose raw numbers are committed under results/.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
+bench.command()(metaworld)
+bench.command()(monitor)
 console = Console()
 
 Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]

@@ -19,6 +19,7 @@ from muninn.anchors import (
     cheapest_anchors,
     prediction_grams,
     segment_costs,
+    spread_steps,
 )
 from muninn.engines import runtime_for
 from muninn.errors import InputError
@@ -37,6 +38,7 @@ Objective = Literal["evaluations", "time"]
 SMALL = 32  # calls for the first rounds
 MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (-4.0, -2.0, 0.0, 2.0))
 FIRST = SegmentModel(0.5, -2.0)
+EVEN = 2  # forecasts tried with evenly spaced anchors
 EMPHASES = (-4.0, -2.0, 0.0)
 STATIC_SPREAD = (2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
 ADAPTIVE_SPREAD = (0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
@@ -120,10 +122,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A forecast and the way its segments are priced."""
+    """A forecast, and the way its segments are priced; None for evenly spaced anchors."""
 
     forecast: Forecast
-    model: SegmentModel
+    model: SegmentModel | None
 
 
 class StaticSearch:
@@ -141,6 +143,9 @@ class StaticSearch:
 
     def program(self, candidate: Candidate, evaluations: int) -> Program:
         """The candidate's cheapest plan with about that many evaluations."""
+        if candidate.model is None:
+            count = min(max(evaluations, 2), self._steps)
+            return Program(candidate.forecast, Static(spread_steps(self._steps, count)))
         if candidate not in self._plans:
             costs = segment_costs(
                 self._planner,
@@ -158,6 +163,9 @@ class StaticSearch:
         """The best candidate of every emphasis, best first, and the evaluations they had.
 
         All of them are kept: which one loses fewest calls to another mode shows only on many.
+        Last come evenly spaced anchors. Prices are of small errors; with a handful of evaluations
+        errors are not small, and even spacing, which holds a prediction as fewer sampler steps
+        would, may be better.
         """
         sampler = self._planner.sampler
         start = Candidate(Forecast("sample", 1, True), FIRST)
@@ -174,8 +182,10 @@ class StaticSearch:
         second = [Candidate(candidate.forecast, model) for candidate in kept for model in MODELS]
         leaders: dict[float, Candidate] = {}
         for candidate in self._best(second, budget, len(second)):
-            leaders.setdefault(candidate.model.emphasis, candidate)
-        return list(leaders.values()), budget
+            if candidate.model is not None:
+                leaders.setdefault(candidate.model.emphasis, candidate)
+        even = self._best([Candidate(forecast, None) for forecast in forecasts], budget, EVEN)
+        return [*leaders.values(), *even], budget
 
     def _best(self, candidates: list[Candidate], budget: int, keep: int) -> list[Candidate]:
         scored = [
@@ -184,9 +194,13 @@ class StaticSearch:
         ]
         return [candidates[place] for _, place in sorted(scored)[:keep]]
 
+    def _excess(
+        self, candidate: Candidate, evaluations: int, most_calls: int | None = None
+    ) -> float:
+        return self.search.score(self.program(candidate, evaluations), most_calls).excess
+
     def _keeps(self, candidate: Candidate, evaluations: int, most_calls: int | None) -> bool:
-        program = self.program(candidate, evaluations)
-        return self.search.score(program, most_calls).excess <= 1.0
+        return self._excess(candidate, evaluations, most_calls) <= 1.0
 
     def _bisect(self, candidate: Candidate, low: int, high: int, most_calls: int | None) -> int:
         """Fewest evaluations in (low, high] that keep the tolerance; fine for tuning only."""
@@ -217,6 +231,8 @@ class StaticSearch:
         for candidate in ranked[1:]:
             if fewest > 2 and self._keeps(candidate, fewest - 1, None):
                 best, fewest = candidate, self._fewest(candidate, fewest - 1)
+            elif self._excess(candidate, fewest) < self._excess(best, fewest):
+                best = candidate
         sizes = sorted(
             {min(self._steps - 1, max(2, round(fewest * f))) for f in STATIC_SPREAD}, reverse=True
         )

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from analytic import mixture_planner
-from muninn.bench.baselines import few_steps, fixed_skip, spread_steps
+from muninn.anchors import spread_steps
+from muninn.bench.baselines import few_steps, fixed_skip
 from muninn.bench.multistep import MultistepPlanner
 from muninn.errors import InputError
 from muninn.forecast import Forecast

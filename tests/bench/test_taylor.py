@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import paper_cases as cases
-from muninn.bench.baselines import spread_steps
+from muninn.anchors import spread_steps
 from muninn.bench.taylor import TaylorPlanner
 from muninn.errors import InputError
 from muninn.forecast import Forecast

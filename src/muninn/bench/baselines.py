@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
+from muninn.anchors import spread_steps
 from muninn.errors import InputError
 from muninn.forecast import Forecast
 from muninn.plan import Program, Static
 from muninn.planner import Planner
 from muninn.sampler import Kind, Sampler, Step
-
-
-def spread_steps(steps: int, count: int) -> tuple[int, ...]:
-    """``count`` steps from the first to the last, as evenly as integers allow."""
-    if not 2 <= count <= steps:
-        raise InputError(f"choose between 2 and {steps} evaluations, got {count}")
-    return tuple(int(step) for step in np.round(np.linspace(0, steps - 1, count)))
 
 
 def few_steps(planner: Planner, count: int) -> Planner:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from muninn.bench.baselines import spread_steps
+from muninn.anchors import spread_steps
 from muninn.context import Context
 from muninn.denoiser import check_prediction
 from muninn.errors import InputError

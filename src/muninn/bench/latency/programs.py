@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from muninn.bench.baselines import spread_steps
+from muninn.anchors import spread_steps
 from muninn.bench.latency.subjects import Subject
 from muninn.errors import InputError
 from muninn.forecast import Forecast
