@@ -119,7 +119,7 @@ CUDA = Settings(
 
 CPU = Settings(
     warm_up=3,
-    timed=30,
+    timed=60,
     turn_seconds=math.inf,
     batches=(16,),
     batch_timed=2,
