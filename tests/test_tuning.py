@@ -21,7 +21,7 @@ from muninn.metrics import rms_step
 from muninn.paired import PairedCalls
 from muninn.plan import Adaptive, Everywhere, Family, Program, Static
 from muninn.search import Search
-from muninn.tuning import StaticSearch, tune, tune_family
+from muninn.tuning import EVEN, StaticSearch, tune, tune_family
 
 CALLS, STEPS = 16, 12
 
@@ -92,6 +92,21 @@ def test_the_tuned_plan_is_clearly_cheaper_than_even_anchors_at_equal_deviation(
 
     assert spent <= fewest(forecast) - 2
     assert spent <= 0.5 * fewest(replace(forecast, order=0, look_back=False))  # the paper's reuse
+
+
+def test_of_plans_with_equally_many_evaluations_the_closest_is_taken() -> None:
+    search = Search(paired_calls(), 0.1, 0.1, Journal(None, {}), lambda steps: None)
+    static = StaticSearch(search)
+    ranked, budget = static.rank()
+    even = [candidate for candidate in ranked if candidate.model is None]
+    assert len(even) == EVEN
+    for candidate in even:
+        assert static.program(candidate, 5).plan == uniform(5, STEPS)
+    for order in (ranked, ranked[::-1]):
+        found = static.family(order, budget)
+        spent, excess = search.score(found.program).evaluations, search.score(found.program).excess
+        others = [search.score(static.program(candidate, round(spent))) for candidate in ranked]
+        assert excess <= min(other.excess for other in others if other.evaluations == spent)
 
 
 def test_a_stochastic_sampler_is_tuned_too() -> None:
