@@ -291,10 +291,12 @@ def test_a_failing_capture_leaves_a_working_planner() -> None:
         return 0.1 * x * float(x.new_ones(1).item())
 
     planner = Planner(reads, samplers()["ddim"], SHAPE, device=device, engine="graph")
+    stream = torch.cuda.current_stream(device)
     noise = planner.draw_noise(seeds=[0, 1])
     found, record = runtime_for(planner, programs(planner.sampler)["static"])(noise=noise)
     assert record.fallbacks == 2
     assert torch.equal(found, planner.sample(noise=noise))
+    assert torch.cuda.current_stream(device) == stream  # not the one that others capture on
     after = planner_on(device, engine="graph")  # the device is not left in a bad state
     _, record = runtime_for(after, programs(after.sampler)["static"])(contexts(2).to(device))
     assert record.fallbacks == 0

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+import muninn
 import muninn.rounds
 from analytic import Counting, mixture_denoiser, mixture_planner
 from muninn.forecast import Forecast
+from muninn.optional_kernel import OptionalKernel
 from muninn.plan import Adaptive, Everywhere, Program
 from muninn.planner import Planner
 from muninn.rounds import RoundRuntime
@@ -155,6 +157,34 @@ def test_a_row_with_nan_gets_full_compute() -> None:
     torch.testing.assert_close(found[others], clean[others], atol=2e-5, rtol=0.0)
 
 
+@pytest.mark.parametrize("plan", [Everywhere(), Adaptive(0.1, dense=1)])
+def test_a_sampler_of_one_step(plan: Any) -> None:
+    planner = mixture_planner(muninn.ddim(muninn.Schedule.cosine(100), 1, kind="sample"))
+    program, noise = Program(Forecast("sample", 0), plan), planner.draw_noise(seeds=[1, 2])
+    found, record = RoundRuntime(planner, program)(contexts(2), noise=noise)
+    torch.testing.assert_close(found, planner.sample(contexts(2), noise=noise))
+    assert record.evaluations.tolist() == [1, 1]
+
+
+def test_a_kernel_that_cannot_be_built_is_left_out_for_good(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = 0
+
+    def launch(*_: Any) -> Any:
+        nonlocal tried
+        tried += 1
+        raise RuntimeError("no C compiler was found")
+
+    kernel = OptionalKernel("muninn.nowhere", "launch")
+    monkeypatch.setattr(kernel, "usable", True)
+    monkeypatch.setattr(kernel, "_launch", launch)
+    assert kernel.run(1) is None
+    assert kernel.run(1) is None
+    assert tried == 1
+    assert "no C compiler" in caplog.text
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", list(programs(samplers()["ddim"])))
 @pytest.mark.parametrize("name", ["ddim", "euler"])
@@ -170,14 +200,13 @@ def test_the_plan_kernel_equals_the_operations(
     rows = runtime._begin(noise, None)
     active = torch.arange(5, device=device)
     draws = stacked_draws(sampler, noise)
-    assert muninn.rounds._kernel is not None
-    kernel = muninn.rounds._kernel
     for _ in range(6):
         runtime._round(rows, active, draws, None)
         due, charged = rows.due.clone(), rows.charged.clone()
         step = rows.nodes[:, -1]
-        monkeypatch.setattr(muninn.rounds, "_kernel", None)
+        assert muninn.rounds.PLAN.usable
+        monkeypatch.setattr(muninn.rounds.PLAN, "usable", False)
         runtime._plan(rows, active, step)
-        monkeypatch.setattr(muninn.rounds, "_kernel", kernel)
+        monkeypatch.setattr(muninn.rounds.PLAN, "usable", True)
         assert torch.equal(rows.due, due)
         torch.testing.assert_close(rows.charged, charged, atol=1e-9, rtol=1e-5)

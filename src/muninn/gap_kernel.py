@@ -1,6 +1,7 @@
 """The gap of :mod:`muninn.vector_gap` as one Triton kernel."""
 
-# mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator, unused-ignore"
+# mypy: disable-error-code="import-not-found, no-untyped-call, no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="unused-ignore"
 
 from __future__ import annotations
 
@@ -88,24 +89,26 @@ def run_gaps(
     state = x.float().contiguous()
     out = torch.empty_like(state)
     values = values.contiguous()
-    _gap[(len(x), triton.cdiv(size, BLOCK))](
-        state,
-        values,
-        out,
-        nodes.contiguous(),
-        known.to(torch.int32),
-        first,
-        until,
-        table.variable,
-        table.coefficients,
-        state if noise is None else noise.float().contiguous(),
-        table.draws,
-        size,
-        len(x),
-        0.0 if table.clip is None else table.clip,
-        WIDTH=nodes.shape[1],
-        CLIPPED=table.clip is not None,
-        NOISY=noise is not None,
-        BLOCK=BLOCK,
-    )
+    grid = (len(x), triton.cdiv(size, BLOCK))
+    with torch.cuda.device_of(x):
+        _gap[grid](
+            state,
+            values,
+            out,
+            nodes.contiguous(),
+            known.to(torch.int32),
+            first,
+            until,
+            table.variable,
+            table.coefficients,
+            state if noise is None else noise.float().contiguous(),
+            table.draws,
+            size,
+            len(x),
+            0.0 if table.clip is None else table.clip,
+            WIDTH=nodes.shape[1],
+            CLIPPED=table.clip is not None,
+            NOISY=noise is not None,
+            BLOCK=BLOCK,
+        )
     return out.to(x.dtype)

@@ -46,13 +46,16 @@ def capture(function: Callable[[], Result], device: torch.device) -> tuple[Any, 
                 function()
         torch.cuda.current_stream(device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.current_stream(device)
         try:
             # Other threads may allocate meanwhile; only this one must not.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 result = function()
         except BaseException:
-            # Torch's random generators stay in capture mode after a capture that failed, and draw
-            # nothing any more; one that succeeds takes them out of it.
+            # Torch leaves the thread on the capture stream, on which others capture too, and its
+            # random generators in capture mode, in which they draw nothing; a capture that
+            # succeeds takes them out of it.
+            torch.cuda.set_stream(before)
             with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
                 torch.zeros(1, device=device)
             raise

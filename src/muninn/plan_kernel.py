@@ -4,12 +4,14 @@ As separate operations it is some sixty kernels of a few numbers each, which at 
 than all forecasts of a call.
 """
 
-# mypy: disable-error-code="import-not-found, no-untyped-def, untyped-decorator, unused-ignore"
+# mypy: disable-error-code="import-not-found, no-untyped-call, no-untyped-def, untyped-decorator"
+# mypy: disable-error-code="unused-ignore"
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -32,8 +34,7 @@ def _plan(
     named_steps,
     size,
     steps,
-    per_step,
-    threshold,
+    limits,
     dense,
     longest,
     cap,
@@ -67,7 +68,7 @@ def _plan(
                 value = tl.load(history + (row * MEMORY + j) * size + place, mask=inside, other=0.0)
                 difference += weight.to(tl.float32) * value
         squares += difference * difference
-    scale = tl.sqrt(tl.sum(squares)).to(tl.float64) * per_step
+    scale = tl.sqrt(tl.sum(squares)).to(tl.float64) * tl.load(limits)
 
     at_step = tl.arange(0, STEPS)
     real = at_step < steps
@@ -83,6 +84,7 @@ def _plan(
         named = tl.load(named_steps + now)
     else:
         growth = tl.cumsum(terms, axis=0)
+        threshold = tl.load(limits + 1)
         allowed = tl.where(scale > 0.0, threshold / tl.where(scale > 0.0, scale, 1.0), float("inf"))
         passing = tl.sum((real & (growth <= allowed)).to(tl.int64))
         named = tl.minimum(tl.maximum(passing, now + 1), now + longest)
@@ -97,10 +99,18 @@ def _plan(
     tl.store(due + row, tl.where(now == last, steps, named))
 
 
-def plan_rows(runtime: Any, rows: Any, active: Tensor, step: Tensor) -> None:
+def plan_rows(runtime: Any, rows: Any, active: Tensor, step: Tensor) -> bool:
     """:meth:`muninn.rounds.RoundRuntime._plan` in one launch; reads nothing on the host."""
     plan, fixed = runtime.program.plan, runtime._next is not None
     steps = len(runtime._places)
+    with torch.cuda.device_of(active):
+        _launch(plan, fixed, steps, runtime, rows, active, step)
+    return True
+
+
+def _launch(
+    plan: Any, fixed: bool, steps: int, runtime: Any, rows: Any, active: Tensor, step: Tensor
+) -> None:
     _plan[(len(active),)](
         rows.history,
         rows.nodes,
@@ -115,8 +125,7 @@ def plan_rows(runtime: Any, rows: Any, active: Tensor, step: Tensor) -> None:
         runtime._next if fixed else step,
         rows.history[0, 0].numel(),
         steps,
-        runtime._per_step,
-        0.0 if fixed else plan.threshold,
+        runtime._limits,
         0 if fixed else plan.dense,
         0 if fixed else plan.longest,
         0 if fixed else plan.cap,

@@ -7,9 +7,7 @@ left. Equal to :class:`muninn.runtime.Runtime` up to rounding, whatever the batc
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,14 +18,13 @@ from muninn.context import Context, select
 from muninn.denoiser import check_prediction
 from muninn.errors import InputError
 from muninn.forecast import error_weights
+from muninn.optional_kernel import OptionalKernel
 from muninn.plan import Adaptive, Everywhere, Program, Static
 from muninn.planner import Noise, Planner
 from muninn.runtime import OnFailure, RunState, Runtime
 from muninn.vector_gap import StepTable, stacked_draws, used_nodes, vector_gap
 
-_kernel: Callable[..., None] | None = None
-if find_spec("triton") is not None and torch.cuda.is_available():
-    from muninn.plan_kernel import plan_rows as _kernel
+PLAN = OptionalKernel("muninn.plan_kernel", "plan_rows")
 
 
 @dataclass
@@ -101,6 +98,9 @@ class RoundRuntime(Runtime):
         self._next = self._named_steps()
         self._true = torch.tensor(True, device=device)
         self._per_step = planner.shape[0] ** -0.5
+        threshold = program.plan.threshold if isinstance(program.plan, Adaptive) else 0.0
+        # As a tensor: a kernel takes plain numbers in single precision.
+        self._limits = torch.tensor([self._per_step, threshold], dtype=torch.float64, device=device)
 
     def _named_steps(self) -> Tensor | None:
         """The step after each step, for plans that fix it."""
@@ -211,8 +211,7 @@ class RoundRuntime(Runtime):
 
     def _plan(self, rows: Rows, active: Tensor, step: Tensor) -> None:
         """The next step of each active row, and what its gap is charged."""
-        if _kernel is not None and active.is_cuda:
-            _kernel(self, rows, active, step)
+        if active.is_cuda and PLAN.run(self, rows, active, step):
             return
         steps, last = len(self.planner.sampler), len(self.planner.sampler) - 1
         nodes, count = rows.nodes[active], rows.count[active]
@@ -223,7 +222,7 @@ class RoundRuntime(Runtime):
         else:
             named = self._gate(rows.used[active], step, scale, growth, count)
         named = torch.minimum(torch.maximum(named, step + 1), torch.full_like(step, last))
-        cost = scale * growth.gather(1, (named - 1)[:, None]).squeeze(1)
+        cost = scale * growth.gather(1, (named - 1).clamp_min(0)[:, None]).squeeze(1)
         cost = torch.where((named > step + 1) & (count > 1), cost, torch.zeros_like(cost))
         rows.charged[active, step] = cost
         rows.due[active] = torch.where(step == last, torch.full_like(step, steps), named)

@@ -98,7 +98,8 @@ def tune_family(
     static = StaticSearch(search)
     ranked, budget = static.rank()
     best = static.family(ranked, budget)
-    forecasts = list(dict.fromkeys(candidate.forecast for candidate in ranked))[:2]
+    priced = [candidate.forecast for candidate in ranked if candidate.model is not None]
+    forecasts = list(dict.fromkeys(priced))[:2]
     adaptive = adaptive_family(search, forecasts)
     if adaptive is None:
         return best.family

@@ -7,21 +7,18 @@ evaluation histories side by side, with the polynomial's weights computed on the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from muninn.forecast import Forecast, smooth_variable
+from muninn.optional_kernel import OptionalKernel
 from muninn.planner import Noise
 from muninn.sampler import Kind, Sampler
 
-_kernel: Callable[..., Tensor] | None = None
-if find_spec("triton") is not None and torch.cuda.is_available():
-    from muninn.gap_kernel import run_gaps as _kernel
+GAP = OptionalKernel("muninn.gap_kernel", "run_gaps")
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,10 @@ def vector_gap(
         first, until: of each row, (rows,); a row with ``first >= until`` is returned as it is.
         noise: draws of the call, (draws, rows, *shape), or None.
     """
-    if x.is_cuda and _kernel is not None and x.dtype != torch.float64:  # the kernel is float32
-        return _kernel(table, x, values, nodes, known, first, until, noise)
+    if x.is_cuda and x.dtype != torch.float64:  # the kernel is float32
+        done: Tensor | None = GAP.run(table, x, values, nodes, known, first, until, noise)
+        if done is not None:
+            return done
     longest = int((until - first).max()) if len(x) else 0
     shape = [1] * (x.ndim - 1)
     for offset in range(longest):

@@ -53,12 +53,15 @@ def run_study(
         sizes: how much of everything.
         device: where to measure.
         command: to be noted beside the results.
-        families: file of families tuned before, to be used as they are.
+        families: file of families tuned before, to be used as they are; the plans of table (vii)
+            may lie beside it.
         progress: show progress bars.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if families is not None and families.is_file():
-        shutil.copy(families, folder / "families.json")
+    if families is not None:
+        _reuse(families, folder)
+        if sizes.every == 1:  # a miniature has fewer plans
+            _reuse(families.with_name("variants.json"), folder)
     with bars(progress) as task:
         bench = Workbench(teacher, sizes, grid.SEED, torch.device(device), folder, task)
         _describe(bench, name, command)
@@ -69,6 +72,11 @@ def run_study(
         if bench.device.type == "cpu":
             time_parts(bench)
             time_members(bench, members)
+
+
+def _reuse(tuned: Path, folder: Path) -> None:
+    if tuned.is_file():
+        shutil.copy(tuned, folder / tuned.name)
 
 
 def _measure_all(bench: Workbench) -> list[Member]:

@@ -1,0 +1,40 @@
+"""A Triton kernel that is used where it can be built, beside operations that do the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+_log = logging.getLogger("muninn")
+
+
+class OptionalKernel:
+    """Runs a kernel, unless there is no Triton, or it cannot be built here (no C compiler, ...).
+
+    Args:
+        module, name: where the function is that launches it.
+    """
+
+    def __init__(self, module: str, name: str) -> None:
+        self._module, self._name = module, name
+        self._launch: Callable[..., Any] | None = None
+        self.usable = find_spec("triton") is not None and torch.cuda.is_available()
+
+    def run(self, *arguments: Any) -> Any:
+        """What the kernel returned; None if it did not run, and the operations must."""
+        if not self.usable:
+            return None
+        try:
+            if self._launch is None:
+                self._launch = getattr(import_module(self._module), self._name)
+            return self._launch(*arguments)
+        except Exception as error:
+            # Where memory or the device is at fault, the operations will fail as well, and say so.
+            self.usable = False
+            _log.warning("%s cannot run here, slower operations do: %s", self._name, error)
+            return None
