@@ -12,7 +12,7 @@ from torch import Tensor
 from muninn.context import Context, batch_size, select
 from muninn.engines import runtime_for
 from muninn.errors import DenoiserError, InputError
-from muninn.metrics import Metric, Tolerance, measure, tolerances
+from muninn.metrics import Metric, Tolerance, measure, resolve, tolerances
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
 from muninn.runtime import Runtime
@@ -106,6 +106,21 @@ class PairedCalls:
         self.seed = seed
         self._full: dict[int, Tensor] = {}
         self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
+
+    @classmethod
+    def for_tuning(
+        cls, planner: Planner, calls: object, metric: str | Metric, seed: int
+    ) -> PairedCalls:
+        """The calls that a user gives for tuning: batched contexts, or a number of calls.
+
+        Raises:
+            InputError: there is no call.
+        """
+        count = calls if isinstance(calls, int) else batch_size(calls)
+        if not count:
+            raise InputError("tuning needs at least one call")
+        context = None if isinstance(calls, int) else calls
+        return cls(planner, context, count, resolve(metric)[1], seed)
 
     def noise(self, calls: list[int]) -> Noise:
         """The noise of some calls."""

@@ -25,7 +25,7 @@ from muninn.engines import runtime_for
 from muninn.errors import InputError
 from muninn.forecast import ORDERS, Forecast
 from muninn.journal import Journal
-from muninn.metrics import Metric, Tolerance, resolve
+from muninn.metrics import Metric, Tolerance
 from muninn.paired import PairedCalls
 from muninn.plan import Adaptive, Everywhere, Family, Program, Static
 from muninn.planner import Planner
@@ -67,13 +67,7 @@ def tune(
         seed: of the noise.
         progress: show a progress bar.
     """
-    from muninn.context import batch_size
-
-    count = calls if isinstance(calls, int) else batch_size(calls)
-    if not count:
-        raise InputError("tuning needs at least one call")
-    context = None if isinstance(calls, int) else calls
-    paired = PairedCalls(planner, context, count, resolve(metric)[1], seed)
+    paired = PairedCalls.for_tuning(planner, calls, metric, seed)
     with bars(progress) as task:
         return tune_family(
             paired, tolerance, share, objective=objective, journal=Journal(None, {}), task=task

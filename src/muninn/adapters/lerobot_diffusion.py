@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters.diffusers_sampler import DiffusersSampler
+from muninn.adapters.watch import require_lerobot_loop
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.metrics import Metric
@@ -63,12 +64,7 @@ def planner_of(policy: Any) -> Planner:
         raise InputError(
             "the U-Net is compiled; make the policy with compile_model=false to cache it"
         )
-    home = getattr(type(diffusion), _LOOP).__module__
-    if not home.startswith("lerobot."):
-        raise InputError(
-            f"{type(diffusion).__name__}.{_LOOP} is defined in {home}, not by LeRobot; this "
-            "adapter replaces LeRobot's own loop. Write one for yours: docs/guides/adapter.md"
-        )
+    require_lerobot_loop(diffusion, _LOOP)
     return Planner(
         ConditionalUNet(diffusion),
         DiffusersSampler(diffusion.noise_scheduler, diffusion.num_inference_steps),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters import lerobot_diffusion
+from muninn.adapters.watch import require_lerobot_loop
 from muninn.context import Context, concatenate
 from muninn.errors import InputError
 from muninn.metrics import Metric
@@ -120,12 +121,7 @@ def planner_of(policy: Any) -> Planner:
         raise InputError("the loop is compiled; make the policy with compile_model=false")
     if not config.use_cache:
         raise InputError("use_cache is false: there is no prefix to keep; set use_cache=true")
-    home = getattr(type(model), _LOOP).__module__
-    if not home.startswith("lerobot."):
-        raise InputError(
-            f"{type(model).__name__}.{_LOOP} is defined in {home}, not by LeRobot; this adapter "
-            "replaces LeRobot's own loop. Write one for yours: docs/guides/adapter.md"
-        )
+    require_lerobot_loop(model, _LOOP)
     return Planner(
         ActionExpert(model, (config.min_period, config.max_period)),
         EulerSteps(config.num_steps),

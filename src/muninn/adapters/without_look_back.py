@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from muninn.context import batch_size
-from muninn.errors import InputError
 from muninn.journal import Journal
-from muninn.metrics import Metric, Tolerance, resolve
+from muninn.metrics import Metric, Tolerance
 from muninn.paired import Measured, PairedCalls
 from muninn.plan import Family, Program
 from muninn.planner import Planner
@@ -43,11 +41,7 @@ def tune_without_look_back(
     Raises:
         InputError: there is no call.
     """
-    count = calls if isinstance(calls, int) else batch_size(calls)
-    if not count:
-        raise InputError("tuning needs at least one call")
-    context = None if isinstance(calls, int) else calls
-    paired = ForwardCalls(planner, context, count, resolve(metric)[1], seed)
+    paired = ForwardCalls.for_tuning(planner, calls, metric, seed)
     with bars(progress) as task:
         advance = task("tune: programs tried", 60)
         search = StaticSearch(Search(paired, tolerance, share, Journal(None, {}), advance))
