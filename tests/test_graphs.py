@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +51,9 @@ class Replayed:
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
-    def capture(function: Callable[[], Any], device: torch.device) -> tuple[Replayed, Any]:
+    def capture(
+        function: Callable[[], Any], device: torch.device, pool: Any = None
+    ) -> tuple[Replayed, Any]:
         graph = Replayed(function)
         made.append(graph)
         return graph, graph.result
@@ -199,7 +205,7 @@ def test_replayed_rounds_are_the_eager_call(captures: list[Any], name: str, kind
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
         assert np.array_equal(record.evaluated, reference.evaluated)
         assert record.estimate == pytest.approx(reference.estimate, rel=1e-3, abs=1e-6)
-    assert len(captures) == 4  # rounds of 1, 2, 4 and 6 rows
+    assert len(captures) == 5  # rounds of 1, 2, 3, 4 and 6 rows
 
 
 def test_bad_input_is_refused(captures: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,21 +328,128 @@ def test_two_threads_share_a_captured_call() -> None:
         assert torch.equal(found, alone[place % 8])
 
 
+ANOTHER_PROCESS = """
+import hashlib
+import torch
+from muninn.engines import runtime_for
+from runtime_cases import contexts, programs
+from test_graphs import planner_on
+
+device = torch.device("cuda")
+planner = planner_on(device, engine="graph")
+for kind in ("static", "adaptive"):
+    runtime = runtime_for(planner, programs(planner.sampler)[kind], on_failure="error")
+    for call in range(50):
+        found, _ = runtime(contexts(3).to(device), noise=planner.draw_noise(seeds=[7, 8, 9]))
+    print(hashlib.sha256(found.cpu().numpy().tobytes()).hexdigest())
+"""
+
+
 @pytest.mark.gpu
-def test_a_graph_is_freed_with_its_runtime() -> None:
+def test_two_processes_plan_the_same() -> None:
+    folder = str(Path(__file__).parent)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *sys.path])}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ANOTHER_PROCESS], env=variables, stdout=subprocess.PIPE
+        )
+        for _ in range(2)
+    ]
+    printed = [process.communicate(timeout=240)[0].split() for process in processes]
+    assert printed[0] == printed[1]
+    assert len(printed[0]) == 2
+
+
+@pytest.mark.gpu
+def test_a_planner_moves_between_devices() -> None:
+    """A network that was moved away from the planner's device is planned for on neither."""
+    there, here = torch.device("cuda"), torch.device("cpu")
+    on_cpu = planner_on(here)
+    program = programs(on_cpu.sampler)["static"]
+    noise = on_cpu.draw_noise(seeds=[0, 1])
+    before, _ = runtime_for(on_cpu, program)(contexts(2), noise=noise)
+    moved = planner_on(there, engine="graph")
+    captured, record = runtime_for(moved, program)(
+        contexts(2).to(there), noise=moved.draw_noise(seeds=[0, 1])
+    )
+    assert record.fallbacks == 0
+    torch.testing.assert_close(captured.cpu(), before, atol=1e-4, rtol=0.0)
+    again, _ = runtime_for(planner_on(here), program)(contexts(2), noise=noise)
+    assert torch.equal(again, before)
+    with pytest.raises(InputError, match=r"cuda|cpu"):
+        runtime_for(moved, program)(contexts(2), noise=noise)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parameterisation", ["epsilon", "sample", "v"])
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_parameterisations_in_cuda_graphs(parameterisation: Any, kind: str) -> None:
     device = torch.device("cuda")
-    planner = planner_on(device, engine="graph")
-    program = programs(planner.sampler)["static"]
+    sampler = samplers(parameterisation)["clipped ddim"]
+    denoiser = mixture_denoiser(sampler, SHAPE).to(device)
+    planner = Planner(denoiser, sampler, SHAPE, condition=pin_start, device=device)
+    program = programs(sampler)[kind]
+    graphed = runtime_for(replace(planner, engine="graph"), program, on_failure="error")
+    noise, context = planner.draw_noise(seeds=range(5)), contexts(5).to(device)
+    found, record = graphed(context, noise=noise)
+    expected, reference = Runtime(planner, program)(context, noise=noise)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0.0)
+    assert np.array_equal(record.evaluated, reference.evaluated)
+
+
+def wide_planner(device: torch.device, seed: int) -> Planner:
+    """Of a network whose products need scratch memory."""
+    torch.manual_seed(seed)
+    layers = nn.Sequential(nn.Linear(8, 512), nn.Mish(), nn.Linear(512, 512), nn.Linear(512, 8))
+    layers = layers.to(device).eval().requires_grad_(False)
+
+    def denoise(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        found: Tensor = layers(x.flatten(1)).view_as(x)
+        return found
+
+    return Planner(denoise, samplers()["ddim"], SHAPE, device=device, engine="graph")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_a_graph_is_freed_with_its_runtime(kind: str) -> None:
+    device = torch.device("cuda")
+    planner = wide_planner(device, 0)
+    program = programs(planner.sampler)[kind]
     held = []
-    for _ in range(6):
-        runtime = runtime_for(planner, program)
+    for _ in range(4):
+        runtime = runtime_for(planner, program, on_failure="error")
         for rows in range(1, MOST_SHAPES + 4):
-            runtime(contexts(rows).to(device), noise=planner.draw_noise(rows))
+            runtime(noise=planner.draw_noise(rows))
         del runtime
         gc.collect()
         torch.cuda.empty_cache()
-        held.append(torch.cuda.memory_reserved(device))
-    assert held[-1] <= held[1]
+        held.append((torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)))
+    assert held[-1] == held[0]
+    assert held[0][0] < 2**22  # weights, and no scratch memory of 32 MB
+
+
+@pytest.mark.gpu
+def test_two_planners_run_at_the_same_time() -> None:
+    """Captured in one thread, replayed in two on streams of their own: nothing is shared."""
+    device = torch.device("cuda")
+    planners = [wide_planner(device, seed) for seed in (0, 1)]
+    runtimes = [
+        runtime_for(planner, programs(planner.sampler)["static"], on_failure="error")
+        for planner in planners
+    ]
+    noise = [planner.draw_noise(seeds=range(64)) for planner in planners]
+    alone = [run(noise=own)[0] for run, own in zip(runtimes, noise, strict=True)]
+
+    def many(which: int) -> bool:
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            found = [runtimes[which](noise=noise[which])[0] for _ in range(200)]
+            torch.cuda.current_stream(device).synchronize()
+            return all(torch.equal(plan, alone[which]) for plan in found)
+
+    torch.cuda.synchronize(device)
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(many, (0, 1)))
 
 
 @pytest.mark.gpu

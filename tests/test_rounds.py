@@ -209,4 +209,5 @@ def test_the_plan_kernel_equals_the_operations(
         runtime._plan(rows, active, step)
         monkeypatch.setattr(muninn.rounds.PLAN, "usable", True)
         assert torch.equal(rows.due, due)
-        torch.testing.assert_close(rows.charged, charged, atol=1e-9, rtol=1e-5)
+        # Differences of values of size one, in single precision: what rounding leaves of them.
+        torch.testing.assert_close(rows.charged, charged, atol=1e-7, rtol=1e-5)

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from muninn.capture import capture, shared_pool
 from muninn.context import Context, copy_into, select, signature
 from muninn.errors import DenoiserError, InputError
 from muninn.plan import Program
@@ -27,39 +28,8 @@ from muninn.runtime import OnFailure, RunState, Runtime
 from muninn.vector_gap import stacked_draws
 
 MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
-WARM_UP = 3  # runs before a capture, in which libraries choose kernels and allocate workspaces
 
 Result = TypeVar("Result")
-
-
-def capture(function: Callable[[], Result], device: torch.device) -> tuple[Any, Result]:
-    """A graph of what a function does on the device, and the result that replays overwrite.
-
-    Raises:
-        RuntimeError: what the function did cannot be captured; nothing is left behind.
-    """
-    with torch.cuda.device(device):
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP):
-                function()
-        torch.cuda.current_stream(device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        before = torch.cuda.current_stream(device)
-        try:
-            # Other threads may allocate meanwhile; only this one must not.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                result = function()
-        except BaseException:
-            # Torch leaves the thread on the capture stream, on which others capture too, and its
-            # random generators in capture mode, in which they draw nothing; a capture that
-            # succeeds takes them out of it.
-            torch.cuda.set_stream(before)
-            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-                torch.zeros(1, device=device)
-            raise
-    return graph, result
 
 
 def require_cuda(planner: Planner) -> None:
@@ -177,6 +147,7 @@ class GraphRuntime(Runtime):
             raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
         self._calls = Shapes(self._capture)
         self._turns = Turns(planner.device)
+        self._pool = shared_pool(planner.device)
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         with self._turns:
@@ -195,7 +166,7 @@ class GraphRuntime(Runtime):
             self._run(run, buffers, inputs)
             return run
 
-        graph, run = capture(call, self.planner.device)
+        graph, run = capture(call, self.planner.device, self._pool)
         return _Call(graph, buffers, inputs, run)
 
 
@@ -238,7 +209,7 @@ class _Rounds:
             def one_round(active: Tensor = active) -> None:
                 runtime._round(self.rows, active, self._draws, self.context)
 
-            graph, _ = capture(one_round, noise.initial.device)
+            graph, _ = capture(one_round, noise.initial.device, runtime._pool)
             self._graphs[size] = (graph, active, served)
 
     def run(self, noise: Noise, context: Context) -> Rows:
@@ -295,8 +266,13 @@ class _Read:
 
 
 def _sizes(count: int) -> list[int]:
-    """Numbers of rows that rounds are captured for: powers of two, and the whole batch."""
-    return [2**k for k in range(count.bit_length()) if 2**k < count] + [count]
+    """Numbers of rows that rounds are captured for: powers of two, 3/2 of them, the whole batch.
+
+    >>> _sizes(16)
+    [1, 2, 3, 4, 6, 8, 12, 16]
+    """
+    sizes = {2**k * odd // 2 for k in range(count.bit_length()) for odd in (2, 3)}
+    return [*sorted(size for size in sizes if size < count), count]
 
 
 class RoundGraphRuntime(RoundRuntime):
@@ -318,6 +294,7 @@ class RoundGraphRuntime(RoundRuntime):
         require_cuda(planner)
         self._captured = Shapes(lambda noise, context: _Rounds(self, noise, context))
         self._turns = Turns(planner.device)
+        self._pool = shared_pool(planner.device)
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         with self._turns:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import muninn.bench.latency.methods
 import muninn.graphs
 from latency_cases import CONFIG, DEVICE, TINY, Replayed, row, tiny
 from muninn.bench.latency import machine, turns
@@ -42,11 +43,14 @@ from muninn.schedule import Schedule
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
     made: list[Replayed] = []
 
-    def capture(function: Callable[[], Any], device: torch.device) -> tuple[Replayed, Any]:
+    def capture(
+        function: Callable[[], Any], device: torch.device, pool: Any = None
+    ) -> tuple[Replayed, Any]:
         made.append(Replayed(function))
         return made[-1], made[-1].result
 
-    monkeypatch.setattr(muninn.graphs, "capture", capture)
+    for module in (muninn.graphs, muninn.bench.latency.methods):
+        monkeypatch.setattr(module, "capture", capture)
     monkeypatch.setattr(muninn.graphs, "require_cuda", lambda planner: None)
     return made
 
@@ -167,7 +171,7 @@ def test_programs_spend_what_they_are_given() -> None:
         runtime = Runtime(programs.planner, program, on_failure="error")
         _, record = runtime(context, noise=noise)
         assert record.evaluations.tolist() == [5] * 4
-    assert programs.loose.plan.cap == 10  # type: ignore[attr-defined]
+    assert programs.capped(2.0).plan.cap == 10  # type: ignore[attr-defined]
     _, record = programs.paper(context, noise=noise)
     assert 5 <= record.evaluations.mean() <= 16
 
@@ -286,7 +290,8 @@ def test_what_cannot_be_captured_is_not_timed_as_full_compute(
     def refuse(*_: Any) -> Any:
         raise RuntimeError("not permitted")
 
-    monkeypatch.setattr(muninn.graphs, "capture", refuse)
+    for module in (muninn.graphs, muninn.bench.latency.methods):
+        monkeypatch.setattr(module, "capture", refuse)
     subject = tiny()
     methods = methods_for(Programs(subject, 5), graphed=True, compiled=False)
     for method in methods:

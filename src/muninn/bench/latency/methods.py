@@ -10,15 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from muninn import graphs
 from muninn.bench.baselines import few_steps
 from muninn.bench.latency.programs import Programs
 from muninn.bench.multistep import MultistepPlanner
 from muninn.bench.protocol import Run, fixed_cost, plain
+from muninn.capture import capture
 from muninn.compiled import CompiledDenoiser
 from muninn.context import Context, copy_into, select
 from muninn.engines import runtime_for
 from muninn.errors import InputError
+from muninn.layout import channels_last
 from muninn.plan import Program, Static
 from muninn.planner import Engine as PlannerEngine
 from muninn.planner import Noise, Planner
@@ -48,6 +49,8 @@ EVERY = (
     NETWORK_GRAPH,
     "full-compiled-graph",
     "static-compiled-graph",
+    "full-last",
+    "static-last",
 )
 """Names of all methods; which of them are offered depends on device and subject."""
 
@@ -84,7 +87,7 @@ class GraphedSample:
         if self._captured is None:
             rows = torch.arange(len(noise.initial), device=noise.initial.device)
             inputs, buffers = select(context, rows), noise.select(rows)
-            graph, result = graphs.capture(
+            graph, result = capture(
                 lambda: self._sample(inputs, noise=buffers), self._planner.device
             )
             self._captured = graph, result, inputs, buffers
@@ -134,6 +137,13 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
 
     def run(program: str, engine: PlannerEngine) -> Run:
         return run_program(planner, getattr(programs, program), engine)
+
+    def stored_last(program: str) -> Run:
+        network = channels_last(programs.subject.network)
+        denoiser = replace(planner.denoiser, network=network)  # type: ignore[type-var]
+        return run_program(
+            replace(planner, denoiser=denoiser), getattr(programs, program), "compile"
+        )
 
     def solver(wrap: Callable[..., Any]) -> Run:
         multistep = MultistepPlanner(planner, programs.subject.alpha_bar, count)
@@ -191,6 +201,13 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
             "Muninn static",
             "compiled graph",
             lambda: run("static", "compile"),
+        ),
+        Method("full-last", "Full, channels last", "compiled graph", lambda: stored_last("full")),
+        Method(
+            "static-last",
+            "Muninn static, channels last",
+            "compiled graph",
+            lambda: stored_last("static"),
         ),
     ]
     # The graph covers what these two do, at the speed of the hardware.

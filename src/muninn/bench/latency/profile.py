@@ -70,11 +70,12 @@ SEAMS: tuple[tuple[Any, str, str], ...] = (
 
 KERNELS: tuple[tuple[str, str], ...] = (
     (r"_gap", "gap kernel"),
+    (r"nchwToNhwc|nhwcToNchw", "changes of layout around convolutions"),
+    (r"triton", "fused by the compiler"),
     (r"memcpy|memset", "copies and fills"),
     (r"norm|welford|RowwiseMoments", "normalisation"),
     (r"flash|fmha|attention|softmax", "attention"),
     (r"conv|cudnn|nchw|nhwc|xmma|cutlass|gemm|gemv|sm\d\d_|splitK", "convolutions and products"),
-    (r"triton", "fused by the compiler"),
     (r"reduce", "reductions"),
     (r"elementwise|CatArray|index|gather|scatter|fill|copy", "element-wise and indexing"),
 )

@@ -103,12 +103,11 @@ class Programs:
         threshold = MARGIN * bisect(fewest, self.count)
         return Program(self.forecast, Adaptive(threshold, cap=self.count))
 
-    @functools.cached_property
-    def loose(self) -> Program:
-        """The same gate with twice the cap: rows of a batch differ in their evaluations."""
+    def capped(self, ratio: float) -> Program:
+        """The same gate with ``ratio`` times the cap: rows of a batch differ in evaluations."""
         plan = self.gated.plan
         assert isinstance(plan, Adaptive)
-        return Program(self.forecast, replace(plan, cap=2 * self.count))
+        return Program(self.forecast, replace(plan, cap=round(ratio * self.count)))
 
     @functools.cached_property
     def paper(self) -> ProbedPlanner:

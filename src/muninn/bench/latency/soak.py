@@ -86,6 +86,10 @@ def run_soak(
         raise InputError(f"a soak needs at least {40 * len(ROWS)} calls, got {calls}")
     built = BUILDERS[subject](place, DISTINCT)
     programs = Programs(built, EVALUATIONS)
+    for name in ("static", "gated"):
+        getattr(programs, name)  # tuned before memory is looked at
+    release(place)
+    before = _allocated(place)
     found = []
     with bars(progress) as task, torch.no_grad():
         for engine, share in shares.items():
@@ -101,6 +105,7 @@ def run_soak(
         "hardware": hardware(place),
         "subject": subject,
         "rows_of_calls": ROWS,
+        "before_mb": before,
         "left_after_release_mb": _allocated(place),
         "runs": [asdict(one) for one in found],
     }

@@ -99,7 +99,8 @@ def _page(
         "All methods of a planner took turns in one run, the device idle before and after each "
         "call; methods with long calls took part in fewer rounds (column calls). Deviation: from "
         "Full eager with the same noise, RMS per time step; of networks with random weights it "
-        "means nothing. Memory: most that the first calls allocate beyond the weights, capture "
+        "means nothing. The gate that is timed has a threshold so tight that it spends its cap "
+        "early: its time is a gate's, its deviation is not. Memory: most that the first calls allocate beyond the weights, capture "
         "included.",
         "## Targets",
         target_table(found),

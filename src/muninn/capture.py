@@ -1,0 +1,98 @@
+"""One CUDA graph: what a function does, recorded, and nothing left behind, whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+WARM_UP = 3  # runs before a capture, in which libraries choose kernels and allocate workspaces
+_CAPTURING = threading.RLock()  # torch captures on one stream, whoever asks
+
+Result = TypeVar("Result")
+
+
+def capture(
+    function: Callable[[], Result], device: torch.device, pool: Any = None
+) -> tuple[Any, Result]:
+    """A graph of what a function does on the device, and the result that replays overwrite.
+
+    Args:
+        function: what is captured; run a few times before.
+        device: where.
+        pool: memory that several graphs share, which then must not be replayed at the same time.
+
+    Raises:
+        RuntimeError: what the function did cannot be captured; nothing is left behind.
+    """
+    with _CAPTURING, torch.cuda.device(device):
+        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                function()
+        torch.cuda.current_stream(device).wait_stream(side)
+        pool = pool or torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        before = torch.cuda.current_stream(device)
+        _forget_workspaces()
+        try:
+            # Other threads may allocate meanwhile; only this one must not.
+            recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+            with _no_collection(), recording:
+                result = function()
+        except BaseException:
+            _heal(device, before, pool)
+            raise
+        finally:
+            _forget_workspaces()
+    return graph, result
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keeps Python from collecting garbage: destroying an old graph would end a capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _heal(device: torch.device, stream: Any, pool: Any) -> None:
+    """Undo what torch leaves behind when a capture fails.
+
+    The thread is left on the capture stream, on which others capture too; the allocator goes on
+    serving the pool and frees no memory that was used on several streams; random generators are in
+    capture mode, in which they draw nothing, until a capture succeeds.
+    """
+    torch.cuda.set_stream(stream)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        if hasattr(torch._C, name):
+            getattr(torch._C, name)(stream.device_index, pool)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)
+
+
+def _forget_workspaces() -> None:
+    """Have torch drop the scratch memory of matrix products that it keeps for every stream.
+
+    Before a capture, so that the graph gets scratch memory of its own: graphs that share it could
+    not run at the same time. After it, so that the memory goes when the graph goes: 32 MB for each
+    stream that was ever used, on a Hopper GPU.
+    """
+    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if forget is not None:
+        forget()
+
+
+def shared_pool(device: torch.device) -> Any:
+    """Memory for graphs that take turns; None without a CUDA device."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
