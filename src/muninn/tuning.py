@@ -40,8 +40,10 @@ MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (-4.0, -2.0,
 FIRST = SegmentModel(0.5, -2.0)
 EVEN = 2  # forecasts tried with evenly spaced anchors
 EMPHASES = (-4.0, -2.0, 0.0)
-STATIC_SPREAD = (2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
-ADAPTIVE_SPREAD = (0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
+STATIC_SPREAD = (4.0, 2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
+ADAPTIVE_SPREAD = (0.01, 0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
+"""Members around the best found, as shares of its evaluations and of its threshold. The first is
+far on the safe side: what few tuning calls say may be far off."""
 
 
 def tune(

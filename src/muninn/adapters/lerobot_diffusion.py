@@ -22,6 +22,8 @@ from muninn.errors import InputError
 from muninn.metrics import Metric
 from muninn.planner import Noise, Planner
 
+Limits = Sequence[float] | Mapping[tuple[int, ...], float]
+
 _LOOP = "conditional_sample"
 _STATE = "observation.state"
 _IMAGES = "observation.images"
@@ -156,7 +158,7 @@ def global_conditions(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> T
 
 
 def executed_actions(
-    policy: Any, postprocessor: Callable[[Tensor], Tensor], limits: Sequence[float] | None = None
+    policy: Any, postprocessor: Callable[[Tensor], Tensor], limits: Limits | None = None
 ) -> Metric:
     """A metric: how far the actions that the robot executes are apart, in their physical units.
 
@@ -166,9 +168,12 @@ def executed_actions(
     Args:
         policy: tells which actions it executes.
         postprocessor: the policy's own; normalised actions (batch, action) to physical ones.
-        limits: largest acceptable difference of each action channel, in its own unit. The metric
-            is then the largest share of its limit that a channel takes up: calibrate with
-            ``tolerance=1``. Without limits it is the largest Euclidean distance at any step.
+        limits: largest acceptable differences, in the unit of the action: one per channel, or one
+            per group of channels for Euclidean distances, as in
+            ``{(0, 1, 2): 0.002, (3, 4, 5): math.radians(1), (6,): 0.1}``. The metric is then the
+            largest share of its limit that is taken up at any step: calibrate with
+            ``tolerance=1``. ``math.inf`` leaves a channel out. Without limits it is the largest
+            Euclidean distance of all channels at any step.
 
     Raises:
         InputError: the limits do not fit the action.
@@ -177,10 +182,7 @@ def executed_actions(
     size = config.action_feature.shape[0]
     first = config.n_obs_steps - 1
     last = first + config.n_action_steps
-    if limits is not None and (len(limits) != size or not all(limit > 0.0 for limit in limits)):
-        raise InputError(
-            f"limits must be {size} positive numbers, one per action channel; got {list(limits)}"
-        )
+    groups = {tuple(range(size)): 1.0} if limits is None else _groups(limits, size)
 
     def physical(plans: Tensor) -> Tensor:
         actions = plans[:, first:last]
@@ -188,12 +190,34 @@ def executed_actions(
 
     def deviation(full: Tensor, cached: Tensor) -> Tensor:
         difference = physical(full) - physical(cached)
-        if limits is None:
-            distance: Tensor = torch.linalg.vector_norm(difference, dim=2)
-            return distance.amax(dim=1)
-        shares: Tensor = difference.abs() / difference.new_tensor(limits)
-        return shares.amax(dim=(1, 2))
+        shares = [
+            torch.linalg.vector_norm(difference[:, :, list(channels)], dim=2) / limit
+            for channels, limit in groups.items()
+        ]
+        return torch.stack(shares).amax(dim=(0, 2))
 
-    within = "" if limits is None else f":within:{','.join(f'{limit:g}' for limit in limits)}"
+    within = "" if limits is None else f":within:{_named(limits)}"
     deviation.__qualname__ = f"executed_actions:{first}-{last - 1}{within}"
     return deviation
+
+
+def _groups(limits: Limits, size: int) -> dict[tuple[int, ...], float]:
+    """Channels and their limit; every channel of the action in one group."""
+    each: dict[tuple[int, ...], float]
+    if isinstance(limits, Mapping):
+        each = dict(limits)
+    else:
+        each = {(channel,): limit for channel, limit in enumerate(limits)}
+    channels = sorted(channel for group in each for channel in group)
+    if channels != list(range(size)) or not all(limit > 0.0 for limit in each.values()):
+        raise InputError(
+            f"limits must be {size} positive numbers, one per action channel, or name each of the "
+            f"channels 0 to {size - 1} in one group; got {limits}"
+        )
+    return each
+
+
+def _named(limits: Limits) -> str:
+    if isinstance(limits, Mapping):
+        return ",".join(f"{'+'.join(map(str, g))}={limit:g}" for g, limit in limits.items())
+    return ",".join(f"{limit:g}" for limit in limits)

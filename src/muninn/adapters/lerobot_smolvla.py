@@ -214,7 +214,9 @@ def prefixes(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> Context:
 
 
 def executed_actions(
-    policy: Any, postprocessor: Callable[[Tensor], Tensor], limits: Sequence[float] | None = None
+    policy: Any,
+    postprocessor: Callable[[Tensor], Tensor],
+    limits: lerobot_diffusion.Limits | None = None,
 ) -> Metric:
     """A metric: how far the actions that the robot executes are apart, in their physical units.
 
