@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 
 from muninn.bench.maze import cell_of, draw_problem, shortest_route
 from muninn.bench.maze_controller import (
+    TIME_STEP,
     ControllerConfig,
     make_reference,
     smooth_noise,
     tracking_action,
 )
 from muninn.bench.maze_world import MazeWorld
+from muninn.planners.runs import Runs
 
 FRAME_STRIDE = 3
 """Environment steps per frame of a plan."""
@@ -46,16 +48,12 @@ _STORED_RANGE = np.array([6.0, 6.0, 6.0, 6.0, 1.0, 1.0])
 
 
 @dataclass(frozen=True)
-class MazeRuns:
-    """Runs of different lengths, one after another.
+class MazeRuns(Runs):
+    """Runs in the maze; frames are ``(x, y, vx, vy, fx, fy)`` in world units."""
 
-    Attributes:
-        frames: ``(x, y, vx, vy, fx, fy)`` in world units, shape ``(total frames, 6)``, float32.
-        offsets: First frame of each run and the total, shape ``(runs + 1,)``.
-    """
-
-    frames: NDArray[np.float32]
-    offsets: NDArray[np.int64]
+    frame_seconds: float = FRAME_STRIDE * TIME_STEP
+    position_channels: int = 2
+    state_channels: int = 4
 
 
 def make_run(world: MazeWorld, seed: int, index: int) -> NDArray[np.float64]:

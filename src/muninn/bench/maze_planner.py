@@ -38,8 +38,8 @@ class InpaintedDenoiser:
 
 
 def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
-    """Write start and goal states (batch, 2, 4) into first and last frames of plans, in place."""
-    x[:, :: x.shape[1] - 1, :STATE_CHANNELS] = context
+    """Write start and goal states (batch, 2, state) into first and last frames, in place."""
+    x[:, :: x.shape[1] - 1, : context.shape[-1]] = context
     return x
 
 

@@ -1,4 +1,4 @@
-"""Train a maze planner: ``python -m muninn.planners.train --data FILE --out FOLDER --minutes M``.
+"""Train a planner: ``python -m muninn.planners.train --data FILE --out FOLDER --minutes M``.
 
 ``--architecture unet`` predicts the clean plan in coordinates of [-1, 1], ``transformer`` the noise
 in standardised ones; the rest is shared. Needs torch, numpy and safetensors alone. The learning
@@ -21,12 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from muninn.bench.maze_controller import TIME_STEP
-from muninn.bench.maze_data import FRAME_STRIDE, MazeRuns, load_runs
-from muninn.bench.maze_planner import STATE_CHANNELS, inpaint_ends
+from muninn.bench import maze_data
+from muninn.bench.maze_planner import inpaint_ends
+from muninn.errors import InputError
+from muninn.planners.runs import Runs, load_runs
 from muninn.planners.teacher import Network, NetworkConfig, Teacher, build_network, save_teacher
 from muninn.planners.transformer import TransformerConfig
 from muninn.planners.unet import UnetConfig
@@ -52,7 +54,8 @@ class TrainingConfig:
     """Settings of one training.
 
     Attributes:
-        data: File written by ``muninn.bench.maze_data``.
+        data: Runs, written by ``muninn.bench.maze_data`` or ``muninn.planners.runs``; they say
+            which channels are inpainted, and the time between frames.
         out: Folder for the results.
         minutes: Time budget of the whole training, parts before a resume included.
         pause_minutes: Stop when this much of the budget is used, leaving a checkpoint.
@@ -111,9 +114,10 @@ class PlanLoss(nn.Module):
     signal: Tensor
     noise: Tensor
 
-    def __init__(self, network: Network, alpha_bar: Tensor) -> None:
+    def __init__(self, network: Network, alpha_bar: Tensor, state_channels: int = 4) -> None:
         super().__init__()
         self.network = network
+        self.state_channels = state_channels
         self.register_buffer("signal", alpha_bar.sqrt().float())
         self.register_buffer("noise", (1.0 - alpha_bar).sqrt().float())
 
@@ -121,7 +125,7 @@ class PlanLoss(nn.Module):
         """Return the loss per plan, ``(batch,)``, of plans ``(batch, horizon, channels)``."""
         signal, spread = self.signal[t][:, None, None], self.noise[t][:, None, None]
         noisy = signal * clean + spread * noise
-        noisy = inpaint_ends(noisy, clean[:, :: clean.shape[1] - 1, :STATE_CHANNELS])
+        noisy = inpaint_ends(noisy, clean[:, :: clean.shape[1] - 1, : self.state_channels])
         target = clean if self.network.predicts == "sample" else (noisy - signal * clean) / spread
         error: Tensor = (self.network(noisy, t) - target) / self.network.gain[t][:, None, None]
         return error.square().mean(dim=(1, 2))
@@ -132,14 +136,19 @@ def train(config: TrainingConfig) -> Path:
 
     Raises:
         FileNotFoundError: If the data or the checkpoint does not exist.
-        InputError: If the data holds fewer than two runs.
+        InputError: If the data holds fewer than two runs, or frames that the network does not fit.
     """
     device = torch.device(config.device)
     torch.manual_seed(config.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
     torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    runs = load_runs(config.data)
+    runs = _read(config.data)
+    if runs.frames.shape[1] != config.network.channels:
+        raise InputError(
+            f"{config.data} has frames of {runs.frames.shape[1]} channels, the network "
+            f"{config.network.channels}; set the network's channels"
+        )
     low, high, clip = _coordinates(config.network, runs)
     training, held_out = split_runs(runs, config.validation_share)
     source = PlanSource(training, low, high, config.horizon, device)
@@ -151,8 +160,8 @@ def train(config: TrainingConfig) -> Path:
         fused=device.type == "cuda",
     )  # fmt: skip
     alpha_bar = torch.from_numpy(schedule.alpha_bar)
-    loss_of = PlanLoss(network, alpha_bar).to(device)
-    average_loss_of = PlanLoss(average, alpha_bar).to(device)
+    loss_of = PlanLoss(network, alpha_bar, runs.state_channels).to(device)
+    average_loss_of = PlanLoss(average, alpha_bar, runs.state_channels).to(device)
     generator = torch.Generator(device).manual_seed(config.seed)
     step, seconds, rows = 0, 0.0, list[dict[str, float]]()
     if config.resume is not None:
@@ -230,15 +239,23 @@ def train(config: TrainingConfig) -> Path:
     }  # fmt: skip
     torch.save(state, config.out / "checkpoint.pt")
     path = config.out / "teacher.safetensors"
-    frame_seconds = FRAME_STRIDE * TIME_STEP
     teacher = Teacher(
-        average, low, high, config.horizon, schedule, frame_seconds, network.predicts, clip
+        average, low, high, config.horizon, schedule, runs.frame_seconds, network.predicts, clip
     )
     save_teacher(path, teacher)
     return path
 
 
-def _coordinates(network: NetworkConfig, runs: MazeRuns) -> tuple[Tensor, Tensor, float]:
+def _read(path: Path) -> Runs:
+    """Return the runs of a file; the maze's older format is told by its 16-bit codes."""
+    if path.exists():
+        with np.load(path) as stored:
+            if "codes" in stored:
+                return maze_data.load_runs(path)
+    return load_runs(path)
+
+
+def _coordinates(network: NetworkConfig, runs: Runs) -> tuple[Tensor, Tensor, float]:
     """Return the limits of the coordinates, and the bound on clean plans in them."""
     if isinstance(network, UnetConfig):
         return *symmetric_limits(runs), 1.0

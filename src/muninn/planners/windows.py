@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from muninn.bench.maze_data import MazeRuns
 from muninn.errors import InputError
+from muninn.planners.runs import Runs
 
 
 class PlanSource:
@@ -24,11 +25,11 @@ class PlanSource:
     """
 
     def __init__(
-        self, runs: MazeRuns, low: Tensor, high: Tensor, horizon: int, device: torch.device
+        self, runs: Runs, low: Tensor, high: Tensor, horizon: int, device: torch.device
     ) -> None:
         frames = torch.from_numpy(runs.frames).clone()
         # A run ends at rest: what is left of speed and force there is noise of the controller.
-        frames[torch.from_numpy(runs.offsets[1:]) - 1, 2:] = 0.0
+        frames[torch.from_numpy(runs.offsets[1:]) - 1, runs.position_channels :] = 0.0
         self._frames = (2.0 * (frames - low) / (high - low) - 1.0).to(device)
         self._first = torch.from_numpy(runs.offsets[:-1]).to(device)
         self._length = torch.from_numpy(np.diff(runs.offsets)).to(device)
@@ -47,27 +48,27 @@ class PlanSource:
         return self._frames[self._first[run][:, None] + frame]
 
 
-def symmetric_limits(runs: MazeRuns) -> tuple[Tensor, Tensor]:
+def symmetric_limits(runs: Runs) -> tuple[Tensor, Tensor]:
     """Return per-channel limits ``(-m, m)``: rest becomes exactly zero."""
     largest = torch.from_numpy(np.abs(runs.frames).max(axis=0))
     return -largest, largest
 
 
-def standard_limits(runs: MazeRuns) -> tuple[Tensor, Tensor]:
+def standard_limits(runs: Runs) -> tuple[Tensor, Tensor]:
     """Return per-channel limits ``(mean - std, mean + std)``: -1 and 1 are one deviation away."""
     frames = runs.frames.astype(np.float64)
     mean, spread = frames.mean(axis=0), frames.std(axis=0)
     return torch.from_numpy(mean - spread).float(), torch.from_numpy(mean + spread).float()
 
 
-def largest_value(runs: MazeRuns, low: Tensor, high: Tensor) -> float:
+def largest_value(runs: Runs, low: Tensor, high: Tensor) -> float:
     """Return the largest ``|value|`` of normalised frames, rounded up to a tenth."""
     frames = torch.from_numpy(runs.frames)
     largest = float((2.0 * (frames - low) / (high - low) - 1.0).abs().max())
     return math.ceil(10.0 * largest) / 10.0
 
 
-def split_runs(runs: MazeRuns, validation_share: float) -> tuple[MazeRuns, MazeRuns]:
+def split_runs(runs: Runs, validation_share: float) -> tuple[Runs, Runs]:
     """Split off the last runs for validation; at least one run stays on either side."""
     count = len(runs.offsets) - 1
     if count < 2:
@@ -75,6 +76,6 @@ def split_runs(runs: MazeRuns, validation_share: float) -> tuple[MazeRuns, MazeR
     kept = count - min(max(1, round(count * validation_share)), count - 1)
     boundary = int(runs.offsets[kept])
     return (
-        MazeRuns(runs.frames[:boundary], runs.offsets[: kept + 1]),
-        MazeRuns(runs.frames[boundary:], runs.offsets[kept:] - boundary),
+        replace(runs, frames=runs.frames[:boundary], offsets=runs.offsets[: kept + 1]),
+        replace(runs, frames=runs.frames[boundary:], offsets=runs.offsets[kept:] - boundary),
     )

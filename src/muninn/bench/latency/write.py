@@ -100,8 +100,8 @@ def _page(
         "call; methods with long calls took part in fewer rounds (column calls). Deviation: from "
         "Full eager with the same noise, RMS per time step; of networks with random weights it "
         "means nothing. The gate that is timed has a threshold so tight that it spends its cap "
-        "early: its time is a gate's, its deviation is not. Memory: most that the first calls allocate beyond the weights, capture "
-        "included.",
+        "early: its time is a gate's, its deviation is not. Memory: most that the first calls "
+        "allocate beyond the weights, capture included.",
         "## Targets",
         target_table(found),
     ]

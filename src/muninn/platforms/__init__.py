@@ -1,0 +1,1 @@
+"""Robots in simulation: worlds, controllers and planners for the closed loop."""

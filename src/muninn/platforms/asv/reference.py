@@ -1,0 +1,80 @@
+"""What the controller follows: a plan on the clock, or a stop."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from muninn.platforms.asv.shapes import FloatArray
+
+HORIZON = 256
+"""Frames of a plan: 128 s, longer than any route on this lake."""
+
+FRAME_SECONDS = 0.5
+
+_BRAKING = 0.5
+"""Deceleration of a stop, m/s^2: what reverse thrust and drag manage at cruise."""
+
+
+class Reference(Protocol):
+    """Where to be, and how fast, at times of the episode."""
+
+    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Positions and velocities over ground at the times (n,), each (n, 2)."""
+        ...
+
+
+class PlanReference:
+    """A plan as a cubic Hermite curve through its frames; its last frame is held for ever.
+
+    Velocities are the curve's own derivative: a planner's velocity channels are learned, and agree
+    with its positions only roughly.
+
+    Args:
+        frames: world units, (frames, 4).
+        begin: episode time of the first frame, seconds.
+    """
+
+    def __init__(self, frames: FloatArray, begin: float) -> None:
+        self._begin = begin
+        self._last = len(frames) - 1
+        here, there = frames[:-1, :2], frames[1:, :2]
+        out, into = frames[:-1, 2:4] * FRAME_SECONDS, frames[1:, 2:4] * FRAME_SECONDS
+        cubic = 2.0 * (here - there) + out + into
+        square = 3.0 * (there - here) - 2.0 * out - into
+        # One row per segment: position = a + b s + c s^2 + d s^3 with s in [0, 1].
+        self._coefficients = np.concatenate([here, out, square, cubic], axis=1)
+        self._end = frames[-1, :2].copy()
+
+    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        place = np.maximum((times - self._begin) / FRAME_SECONDS, 0.0)
+        segment = np.minimum(place.astype(np.int64), self._last - 1)
+        s = np.minimum(place - segment, 1.0)[:, None]
+        rows = self._coefficients[segment]
+        a, b, c, d = rows[:, :2], rows[:, 2:4], rows[:, 4:6], rows[:, 6:]
+        position = a + s * (b + s * (c + s * d))
+        velocity = (b + s * (2.0 * c + s * (3.0 * d))) / FRAME_SECONDS
+        velocity[place >= self._last] = 0.0
+        return position, velocity
+
+
+class StopReference:
+    """Brakes along the present velocity and stays where that ends.
+
+    Args:
+        position: (2,), metres.
+        velocity: over ground, (2,), m/s.
+        begin: episode time, seconds.
+    """
+
+    def __init__(self, position: FloatArray, velocity: FloatArray, begin: float) -> None:
+        self._position, self._velocity, self._begin = position, velocity, begin
+        self._seconds = max(math.hypot(velocity[0], velocity[1]) / _BRAKING, 1e-6)
+
+    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        gone = np.minimum(np.maximum(times - self._begin, 0.0), self._seconds)[:, None]
+        left = 1.0 - gone / self._seconds
+        position = self._position + self._velocity * (gone * (1.0 + left) / 2.0)
+        return position, self._velocity * left

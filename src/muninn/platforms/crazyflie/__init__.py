@@ -1,0 +1,1 @@
+"""A Crazyflie in simulation: 3-D navigation among obstacles, replanned at 10 Hz."""

@@ -1,0 +1,106 @@
+"""The indoor arena: obstacles, signed distance, and problems (start and goal).
+
+The origin is the middle of the arena, 1 m above the floor, so that plans are centred. All lengths
+are metres.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+HALF_SIZE = np.array([2.5, 2.5, 1.0])
+"""The arena is the box of these half sizes; its walls, floor and ceiling count as obstacles."""
+
+BOXES = np.array(
+    [
+        # centre x, y, z, half sizes
+        [-0.9, -1.5, 0.0, 0.15, 1.0, 1.0],  # two walls that reach from one side past the middle
+        [0.9, 1.35, 0.0, 0.15, 1.15, 1.0],
+        [0.1, -1.4, -0.55, 0.5, 0.4, 0.45],  # low boxes, to fly over
+        [1.85, 0.1, -0.45, 0.35, 0.35, 0.55],
+        [-0.45, 1.6, 0.55, 0.6, 0.25, 0.45],  # hanging beams, to fly under
+        [-1.75, -0.9, 0.5, 0.3, 0.5, 0.5],
+    ]
+)
+CYLINDERS = np.array(
+    [
+        # x, y, radius: vertical pillars from floor to ceiling
+        [-1.6, 0.9, 0.25],
+        [0.05, 0.15, 0.3],
+        [1.65, -1.35, 0.25],
+    ]
+)
+
+COLLISION_MARGIN = 0.10
+"""Obstacles are inflated by this: 7 cm from the drone's centre to its propeller tips, and 3 cm."""
+
+WORKSPACE_MARGIN = 0.25
+"""Clearance of starts and goals, and of the routes in the training data before smoothing."""
+
+SMALLEST_DISTANCE = 1.0
+"""Between start and goal."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where to fly from, at rest, and to; metres, (3,) each."""
+
+    start: FloatArray
+    goal: FloatArray
+
+
+def clearance(points: FloatArray) -> FloatArray:
+    """Signed distance to the nearest obstacle or boundary, (..., 3) -> (...); negative inside.
+
+    Exact outside of every obstacle. Inside one it is the distance to that obstacle's surface.
+    """
+    points = np.asarray(points, dtype=np.float64)
+    outside = np.abs(points[..., None, :] - BOXES[:, :3]) - BOXES[:, 3:]
+    boxes = _box_distance(outside).min(axis=-1)
+    radial = np.hypot(
+        points[..., None, 0] - CYLINDERS[:, 0], points[..., None, 1] - CYLINDERS[:, 1]
+    )
+    cylinders = (radial - CYLINDERS[:, 2]).min(axis=-1)
+    boundary = (HALF_SIZE - np.abs(points)).min(axis=-1)
+    nearest: FloatArray = np.minimum(np.minimum(boxes, cylinders), boundary)
+    return nearest
+
+
+def _box_distance(outside: FloatArray) -> FloatArray:
+    """Distance to boxes from the signed excess of each coordinate, (..., 3) -> (...)."""
+    beyond = np.linalg.norm(np.maximum(outside, 0.0), axis=-1)
+    inside = np.minimum(outside.max(axis=-1), 0.0)
+    return np.asarray(beyond + inside)
+
+
+def path_clearance(path: FloatArray, spacing: float = 0.02) -> float:
+    """Smallest clearance along a polyline (points, 3), checked every ``spacing`` metres."""
+    lengths = np.linalg.norm(np.diff(path, axis=0), axis=1)
+    arc = np.concatenate([[0.0], np.cumsum(lengths)])
+    at = np.linspace(0.0, arc[-1], max(2, int(np.ceil(arc[-1] / spacing)) + 1))
+    dense = np.stack([np.interp(at, arc, path[:, axis]) for axis in range(3)], axis=1)
+    # Vertices too: a corner between two samples is farther out than either.
+    return float(clearance(np.concatenate([dense, path])).min())
+
+
+def draw_place(generator: np.random.Generator, margin: float = WORKSPACE_MARGIN) -> FloatArray:
+    """A point drawn uniformly from the free workspace."""
+    while True:
+        place = generator.uniform(-HALF_SIZE, HALF_SIZE)
+        if clearance(place) >= margin:
+            return place
+
+
+def draw_problem(
+    generator: np.random.Generator, smallest_distance: float = SMALLEST_DISTANCE
+) -> Problem:
+    """Start and goal drawn uniformly from the free workspace, not too close to each other."""
+    while True:
+        start, goal = draw_place(generator), draw_place(generator)
+        if np.linalg.norm(goal - start) >= smallest_distance:
+            return Problem(start, goal)
