@@ -21,7 +21,7 @@ from muninn.metrics import rms_step
 from muninn.paired import PairedCalls
 from muninn.plan import Adaptive, Everywhere, Family, Program, Static
 from muninn.search import Search
-from muninn.tuning import EVEN, StaticSearch, tune, tune_family
+from muninn.tuning import EVEN, Found, StaticSearch, adaptive_family, tune, tune_family
 
 CALLS, STEPS = 16, 12
 
@@ -107,6 +107,22 @@ def test_of_plans_with_equally_many_evaluations_the_closest_is_taken() -> None:
         spent, excess = search.score(found.program).evaluations, search.score(found.program).excess
         others = [search.score(static.program(candidate, round(spent))) for candidate in ranked]
         assert excess <= min(other.excess for other in others if other.evaluations == spent)
+
+
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_the_first_member_is_far_on_the_safe_side(kind: str) -> None:
+    """In evaluations, which a threshold need not be proportional to."""
+    paired = paired_calls(steps=60)
+    search = Search(paired, 0.2, 0.1, Journal(None, {}), lambda steps: None)
+    if kind == "static":
+        static = StaticSearch(search)
+        found: Found | None = static.family(*static.rank())
+    else:
+        found = adaptive_family(search, [Forecast("sample", 0, True)])
+    assert found is not None
+    best = search.score(found.program).evaluations
+    first = search.score(found.family.member(1)).evaluations
+    assert first >= min(3.0 * best, 45)
 
 
 def test_a_stochastic_sampler_is_tuned_too() -> None:

@@ -40,10 +40,11 @@ MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (-4.0, -2.0,
 FIRST = SegmentModel(0.5, -2.0)
 EVEN = 2  # forecasts tried with evenly spaced anchors
 EMPHASES = (-4.0, -2.0, 0.0)
-STATIC_SPREAD = (4.0, 2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
-ADAPTIVE_SPREAD = (0.01, 0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
-"""Members around the best found, as shares of its evaluations and of its threshold. The first is
-far on the safe side: what few tuning calls say may be far off."""
+SAFE = 4.0
+"""Evaluations of the first member over those of the best found: what few tuning calls say may be
+far off."""
+STATIC_SPREAD = (SAFE, 2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
+ADAPTIVE_SPREAD = (0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
 
 
 def tune(
@@ -262,9 +263,11 @@ def adaptive_family(search: Search, forecasts: list[Forecast]) -> Found | None:
         if search.score(Program(forecast, plan)).excess <= 1.0:
             break
         plan = replace(plan, threshold=0.8 * plan.threshold)
+    thresholds = [plan.threshold * factor for factor in ADAPTIVE_SPREAD]
+    safe = _threshold_for(search, forecast, plan)
     members = []
-    for factor in ADAPTIVE_SPREAD:
-        member = replace(plan, threshold=plan.threshold * factor)
+    for threshold in [safe, *thresholds] if safe < thresholds[0] else thresholds:
+        member = replace(plan, threshold=threshold)
         most = search.score(Program(forecast, member), SMALL).most
         cap = max(plan.dense + 1, min(steps, math.ceil(1.25 * most)))
         members.append(replace(member, cap=cap))
@@ -284,6 +287,18 @@ def _largest_threshold(search: Search, forecast: Forecast, plan: Adaptive) -> Ad
         else:
             high = middle
     return kept
+
+
+def _threshold_for(search: Search, forecast: Forecast, plan: Adaptive) -> float:
+    """The threshold at which the plan takes ``SAFE`` times as many evaluations."""
+    wanted = SAFE * search.score(Program(forecast, plan), SMALL).evaluations
+    low, high = -9.0, math.log10(plan.threshold)
+    for _ in range(6):
+        middle = (low + high) / 2
+        candidate = replace(plan, threshold=10.0**middle)
+        enough = search.score(Program(forecast, candidate), SMALL).evaluations >= wanted
+        low, high = (middle, high) if enough else (low, middle)
+    return float(10.0**low)
 
 
 def _seconds(paired: PairedCalls, program: Program) -> float:
