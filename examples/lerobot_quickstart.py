@@ -32,7 +32,7 @@ from muninn.progress import bars
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--policy", default="models/metaworld/diffusion", help="LeRobot checkpoint")
-parser.add_argument("--episodes", type=int, default=300, help="that give one call each")
+parser.add_argument("--episodes", type=int, default=160, help="that give one call each")
 parser.add_argument("--calls", type=int, default=20, help="of the comparison at the end")
 parser.add_argument("--risk", type=float, default=0.05)
 parser.add_argument("--out", default="quickstart.muninn.safetensors", help="of the certificate")

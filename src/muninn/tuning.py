@@ -40,10 +40,10 @@ MODELS = tuple(SegmentModel(f, e) for f in (0.0, 0.5, 2.0) for e in (-4.0, -2.0,
 FIRST = SegmentModel(0.5, -2.0)
 EVEN = 2  # forecasts tried with evenly spaced anchors
 EMPHASES = (-4.0, -2.0, 0.0)
-SAFE = 4.0
-"""Evaluations of the first member over those of the best found: what few tuning calls say may be
+SAFE = (4.0, 2.2)
+"""Evaluations of the first members over those of the best found: what few tuning calls say may be
 far off."""
-STATIC_SPREAD = (SAFE, 2.2, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
+STATIC_SPREAD = (*SAFE, 1.6, 1.3, 1.15, 1.05, 0.97, 0.88)
 ADAPTIVE_SPREAD = (0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
 
 
@@ -263,10 +263,10 @@ def adaptive_family(search: Search, forecasts: list[Forecast]) -> Found | None:
         if search.score(Program(forecast, plan)).excess <= 1.0:
             break
         plan = replace(plan, threshold=0.8 * plan.threshold)
-    thresholds = [plan.threshold * factor for factor in ADAPTIVE_SPREAD]
-    safe = _threshold_for(search, forecast, plan)
+    thresholds = {plan.threshold * factor for factor in ADAPTIVE_SPREAD}
+    thresholds |= {_threshold_for(search, forecast, plan, ratio) for ratio in SAFE}
     members = []
-    for threshold in [safe, *thresholds] if safe < thresholds[0] else thresholds:
+    for threshold in sorted(thresholds):
         member = replace(plan, threshold=threshold)
         most = search.score(Program(forecast, member), SMALL).most
         cap = max(plan.dense + 1, min(steps, math.ceil(1.25 * most)))
@@ -289,9 +289,9 @@ def _largest_threshold(search: Search, forecast: Forecast, plan: Adaptive) -> Ad
     return kept
 
 
-def _threshold_for(search: Search, forecast: Forecast, plan: Adaptive) -> float:
-    """The threshold at which the plan takes ``SAFE`` times as many evaluations."""
-    wanted = SAFE * search.score(Program(forecast, plan), SMALL).evaluations
+def _threshold_for(search: Search, forecast: Forecast, plan: Adaptive, ratio: float) -> float:
+    """The threshold at which the plan takes ``ratio`` times as many evaluations."""
+    wanted = ratio * search.score(Program(forecast, plan), SMALL).evaluations
     low, high = -9.0, math.log10(plan.threshold)
     for _ in range(6):
         middle = (low + high) / 2
