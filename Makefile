@@ -41,6 +41,7 @@ test-gpu: environment ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)
 
 test-lerobot: environment-lerobot ## run the adapters on LeRobot's own classes, and Meta-World
+	$(LEROBOT)/bin/python -c "import lerobot.policies.diffusion.modeling_diffusion, lerobot.policies.smolvla.modeling_smolvla, metaworld"
 	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/adapters tests/lerobot tests/metaworld $(ARGS)
 
 check: lint types test ## all that CI runs: lint, types, then the fast tests
@@ -193,7 +194,7 @@ environment:
 
 # LeRobot wants other versions of what .venv holds, so it has an environment of its own; the file of
 # its pins says why they are installed without their dependencies.
-environment-lerobot:
+environment-lerobot: ## set up .venv-lerobot, with LeRobot and Meta-World
 	@exec 9<requirements-lerobot.txt; \
 	if command -v flock >/dev/null && ! flock -n 9; then \
 	    echo "Waiting for another make to finish setting up $(LEROBOT)."; flock 9; \

@@ -88,6 +88,7 @@ for seed, context in enumerate(contexts[options.episodes :].split(1)):
     evaluations.append(int(fast.muninn.last.evaluations[0]))
     shares.append(float(within(plans["full"], plans["fast"])))
 beyond = sum(share > 1 for share in shares)
+hint = "Only full compute was certified: give more --episodes.\n" * (certificate.member == 0)
 full, cached = (statistics.median(spent[name]) for name in ("full", "fast"))
 print(f"""
 {certificate.promise()}
@@ -98,7 +99,7 @@ at any of the {policy.config.n_action_steps} actions that a call executes.
 LeRobot               {policy.diffusion.num_inference_steps:8d}   {full:8.1f}
 with the cache        {statistics.mean(evaluations):8.1f}   {cached:8.1f}
 
-{full / cached:.1f} times faster; deviation in these {options.calls} calls: median
+{hint}{full / cached:.1f} times faster; deviation in these {options.calls} calls: median
 {statistics.median(shares):.3f}, largest {max(shares):.3f}, above 1 in {beyond}.
 {options.out} holds the certificate: enable_cache(policy, {options.out!r}).
 All of it took {(time.perf_counter() - began) / 60:.1f} minutes.""")

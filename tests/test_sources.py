@@ -48,7 +48,9 @@ def test_all_rows_are_taken_without_a_count() -> None:
         ([torch.zeros(1, 2), torch.zeros(1, 3)], None, r"context 1 is \(rows, 3\).*\(rows, 2\)"),
         ([torch.zeros(1, 2), torch.zeros(1, 2).double()], None, "context 1 is .*float64"),
         ([context(1), {"goal": torch.zeros(1, 2)}], None, r"context\['map'\]\[0\].*1 is absent"),
-        ([torch.ones(1), torch.tensor([torch.nan])], None, "context 1 is not finite"),
+        ([torch.ones(1, 1), torch.tensor([[torch.nan]])], None, "context 1 is not finite"),
+        (torch.zeros(300, 2), None, r"one tensor \(300, 2\); pass it to calibrate"),
+        (iter(torch.zeros(300, 2)), 300, r"context 0 have one dimension.*context\[None\]"),
     ],
 )  # fmt: skip
 def test_unusable_contexts_are_named(items: Any, count: int | None, message: str) -> None:

@@ -39,6 +39,11 @@ def gather(contexts: Iterable[Context], count: int | None = None) -> Context:
     """
     if count is not None and count < 1:
         raise InputError(f"count must be at least 1, got {count}")
+    if isinstance(contexts, Tensor):
+        raise InputError(
+            f"contexts is one tensor {tuple(contexts.shape)}; pass it to calibrate as it is, or "
+            "give an iterator of contexts with a row dimension"
+        )
     found: list[Context] = []
     rows = 0
     form: dict[str, tuple[Any, ...]] = {}
@@ -50,6 +55,12 @@ def gather(contexts: Iterable[Context], count: int | None = None) -> Context:
                 "(rows, ...) or nests of them"
             )
         own = {path: (tuple(value.shape[1:]), value.dtype) for path, value in tensors(context)}
+        if all(not shape for shape, _ in own.values()):
+            # A context without a row dimension looks like this: its coordinates would be calls.
+            raise InputError(
+                f"the tensors of context {number} have one dimension; the first counts calls: "
+                "give context[None] for one call, or (rows, 1) for calls of one number"
+            )
         form = form or own
         if own != form:
             path = next(p for p in (*form, *own) if form.get(p) != own.get(p))
