@@ -1,4 +1,4 @@
-"""The table and style of a CleanDiffuser agent repeat its loop, written here independently."""
+"""The steps and style of a CleanDiffuser agent repeat its loop, written here independently."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from muninn.adapters.clean_diffuser import clean_diffuser_sampler
 from muninn.adapters.styles import clean_diffuser_style, fixed
 from muninn.denoiser import ClassifierFreeGuidance
 from muninn.errors import InputError
-from muninn.planner import Noise, Planner
+from muninn.plan import Program
+from muninn.planner import Planner
+from muninn.runtime import Runtime
+from muninn.sampler import Sampler
 
 BATCH, SHAPE, LEVELS = 3, (6, 4), 50
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 class Network(nn.Module):
@@ -26,7 +33,9 @@ class Network(nn.Module):
             self.layer = nn.Linear(SHAPE[1] + 2, SHAPE[1])
 
     def forward(self, x: Tensor, noise: Tensor, condition: Tensor | None = None) -> Tensor:
-        assert noise.dtype == x.dtype and noise.shape == (len(x),)  # as CleanDiffuser tells it
+        assert noise.shape == (len(x),)
+        # As CleanDiffuser's embedding, which rounds its frequencies to the type of the level.
+        noise = noise.to(x.dtype) if noise.is_floating_point() else 0.5 * noise.to(x.dtype)
         told = torch.zeros(len(x), 1) if condition is None else condition
         told = torch.cat([told, noise[:, None] / LEVELS], dim=1)[:, None].expand(-1, SHAPE[0], -1)
         return torch.tanh(self.layer(torch.cat([x, told], dim=2)))
@@ -52,13 +61,37 @@ def make_agent(predict_noise: bool = False, bound: float | None = 1.0) -> Any:
     )
 
 
-def agents_loop(agent: Any, solver: str, steps: int, noise: Noise, context: Any) -> Tensor:
+class ModuleAgent(nn.Module):
+    """CleanDiffuser's agents since they are modules."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def level_type(agent: Any) -> torch.dtype:
+    """Of what the agent tells its network: (batch,) levels."""
+    return torch.float32 if isinstance(agent, nn.Module) else torch.long
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.int32)  # tells -0.0 from 0.0
+
+
+def agents_loop(agent: Any, solver: str, steps: int, context: Any, generator: Any) -> Tensor:
+    """Solvers of a DiscreteDiffusionSDE in float32, up to the clipping after the loop."""
     visited = torch.linspace(0, LEVELS - 1, steps + 1, dtype=torch.long)
     alpha, sigma = agent.alpha[visited], agent.sigma[visited]
+    ratio = torch.log(alpha / sigma)
+    gain, spread = torch.zeros(steps + 1), torch.zeros(steps + 1)
+    gain[1:] = ratio[:-1] - ratio[1:]
+    spread[1:] = sigma[:-1] / sigma[1:] * (1 - (alpha[1:] / alpha[:-1]) ** 2).sqrt()
     network, prior, mask = agent.model_ema["diffusion"], context["prior"], agent.fix_mask
-    x = noise.initial * (1 - mask) + prior * mask
+    x = torch.randn(prior.shape, generator=generator)
+    x = x * (1.0 - mask) + prior * mask
     for i in reversed(range(1, steps + 1)):
-        t = torch.full((len(x),), int(visited[i]), dtype=x.dtype)
+        t = torch.full((len(x),), int(visited[i]), dtype=level_type(agent))
         output = network(x, t, context.get("condition"))
         low, high = agent.x_min, agent.x_max
         if agent.predict_noise:
@@ -69,30 +102,33 @@ def agents_loop(agent: Any, solver: str, steps: int, noise: Noise, context: Any)
         else:
             x0 = output if high is None else output.clip(low, high)
             eps = (x - alpha[i] * x0) / sigma[i]
-        gain = torch.log(alpha[i - 1] / sigma[i - 1]) - torch.log(alpha[i] / sigma[i])
         if solver == "ddpm":
-            spread = sigma[i - 1] / sigma[i] * (1 - (alpha[i] / alpha[i - 1]) ** 2).sqrt()
-            kept = (sigma[i - 1] ** 2 - spread**2 + 1e-8).sqrt()
-            x = alpha[i - 1] / alpha[i] * (x - sigma[i] * eps) + kept * eps
+            kept = (sigma[i - 1] ** 2 - spread[i] ** 2 + 1e-8).sqrt()
+            x = (alpha[i - 1] / alpha[i]) * (x - sigma[i] * eps) + kept * eps
             if i > 1:
-                x = x + spread * noise.steps[steps - i]
+                x += spread[i] * torch.randn(x.shape, generator=generator)
         elif solver == "ddim":
             x = alpha[i - 1] * ((x - sigma[i] * eps) / alpha[i]) + sigma[i - 1] * eps
         elif solver == "ode_dpmsolver_1":
-            x = alpha[i - 1] / alpha[i] * x - sigma[i - 1] * torch.expm1(gain) * eps
+            x = (alpha[i - 1] / alpha[i]) * x - sigma[i - 1] * torch.expm1(gain[i]) * eps
         else:
-            x = sigma[i - 1] / sigma[i] * x - alpha[i - 1] * torch.expm1(-gain) * x0
-        x = x * (1 - mask) + prior * mask
+            x = (sigma[i - 1] / sigma[i]) * x - alpha[i - 1] * torch.expm1(-gain[i]) * x0
+        x = x * (1.0 - mask) + prior * mask
     return x
 
 
-@pytest.mark.parametrize("solver", ["ddpm", "ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1"])
+SOLVERS = ["ddpm", "ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1"]
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("predict_noise", [False, True])
 @pytest.mark.parametrize("bound", [None, 1.0, 0.3])
-def test_style_condition_and_table_are_the_agents_loop(
-    solver: str, predict_noise: bool, bound: float | None
+@pytest.mark.parametrize("module", [False, True])
+def test_style_condition_and_steps_are_the_agents_loop_bit_for_bit(
+    solver: str, predict_noise: bool, bound: float | None, module: bool
 ) -> None:
     agent = make_agent(predict_noise, bound)
+    agent = ModuleAgent(vars(agent)) if module else agent
     steps = 20
     planner = Planner(
         clean_diffuser_style(agent),
@@ -100,20 +136,51 @@ def test_style_condition_and_table_are_the_agents_loop(
         SHAPE,
         condition=fixed(agent),
     )
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     context = {
         "prior": torch.randn(BATCH, *SHAPE, generator=generator),
         "condition": torch.randn(BATCH, 1, generator=generator),
     }
-    noise = planner.draw_noise(BATCH, generator=generator)
-    assert set(noise.steps) == (set(range(steps - 1)) if solver == "ddpm" else set())
+    theirs, ours = seeded(7), seeded(7)
     with torch.no_grad():
-        own = agents_loop(agent, solver, steps, noise, context)
-    ours = planner.sample(context, noise=noise)
-    scale = float(own.abs().max())
-    assert float((ours - own).abs().max()) < 1e-5 * max(scale, 1.0)  # measured 1.3e-6
+        own = agents_loop(agent, solver, steps, context, theirs)
+    assert torch.equal(bits(planner.sample(context, generator=ours)), bits(own))
+    assert torch.equal(ours.get_state(), theirs.get_state())  # what is drawn next is the same
     # x * (1 - 1) + prior * 1
-    assert torch.equal(ours[:, 0, 2:], context["prior"][:, 0, 2:])
+    assert torch.equal(own[:, 0, 2:], context["prior"][:, 0, 2:])
+    noise = planner.draw_noise(BATCH, generator=seeded(7))
+    assert set(noise.steps) == (set(range(steps - 1)) if solver == "ddpm" else set())
+    full, record = Runtime(planner, Program.full(planner.sampler.kind))(context, noise=noise)
+    assert torch.equal(bits(full), bits(own)) and record.evaluations.tolist() == [steps] * BATCH
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("predict_noise", [False, True])
+@pytest.mark.parametrize("bound", [None, 0.3])
+def test_the_table_of_forecasts_is_the_same_step_but_for_rounding(
+    solver: str, predict_noise: bool, bound: float | None
+) -> None:
+    sampler = clean_diffuser_sampler(make_agent(predict_noise, bound), 20, solver)
+    merged = Sampler(sampler.name, sampler.kind, sampler.steps, flow=False, clip=sampler.clip)
+    rounded_otherwise = 0
+    for index, step in enumerate(sampler.steps):
+        x, prediction, noise = torch.randn(3, BATCH, *SHAPE, generator=seeded(index))
+        exact, close = (each.step(x, prediction, index, noise) for each in (sampler, merged))
+        assert float((exact - close).abs().max()) < 1e-5 / step.signal
+        rounded_otherwise += not torch.equal(exact, close)
+        other = sampler.step(x, prediction, index, noise, "v")
+        assert torch.equal(other, merged.step(x, prediction, index, noise, "v"))
+    assert rounded_otherwise > 0  # or repeating the agent's operations would be needless
+
+
+def test_roundings_have_their_own_identity_and_ddpm_needs_its_draws() -> None:
+    described = [clean_diffuser_sampler(make_agent(), 20, s).describe() for s in SOLVERS]
+    assert [each["solver"] for each in described] == SOLVERS
+    x = torch.zeros(1, *SHAPE)
+    sampler = clean_diffuser_sampler(make_agent(), 20, "ddpm")
+    with pytest.raises(InputError, match="step 2 of ddpm needs its noise draw"):
+        sampler.step(x, x, 2)
+    assert sampler.step(x, x, 19).shape == x.shape  # the last one draws none
 
 
 def test_the_averaged_weights_are_used() -> None:
@@ -134,7 +201,7 @@ def test_guidance_composes_as_the_agent_does() -> None:
     guided = ClassifierFreeGuidance(clean_diffuser_style(agent), zeroed, 1.7)
     x, condition = torch.randn(2, *SHAPE), torch.randn(2, 1)
     doubled = agent.model_ema["diffusion"](
-        torch.cat([x, x]), torch.full((4,), 5.0), torch.cat([condition, 0 * condition])
+        torch.cat([x, x]), torch.full((4,), 5), torch.cat([condition, 0 * condition])
     )
     expected = 1.7 * doubled[:2] + (1 - 1.7) * doubled[2:]
     ours = guided(x, torch.tensor([5, 5]), {"condition": condition})

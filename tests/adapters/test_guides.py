@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import muninn
 from call_level_cases import SHAPE, Network, clamping_loop
+from diffuser_cases import GaussianDiffusion
 from muninn.planner import Planner
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
@@ -65,11 +66,10 @@ class Told(nn.Module):
 
 def test_the_guide_to_styles() -> None:
     diffuser, policy, agent = blocks("styles.md", 3)
+    diffusion: Any = GaussianDiffusion(Told(), torch.linspace(1e-3, 0.3, 20))
+    diffusion.horizon, diffusion.transition_dim, diffusion.action_dim = 8, 6, 2
     names: dict[str, Any] = {
-        "diffusion": SimpleNamespace(
-            model=Told(), betas=torch.linspace(1e-3, 0.3, 20), predict_epsilon=False,
-            clip_denoised=True, horizon=8, transition_dim=6, action_dim=2,
-        ),
+        "diffusion": diffusion,
         "start": torch.zeros(3, 4),
         "goal": torch.ones(3, 4),
         "policy": SimpleNamespace(

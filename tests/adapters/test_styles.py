@@ -17,20 +17,17 @@ from diffusers import (
 )
 from torch import Tensor, nn
 
-import muninn
 from muninn.adapters.diffusers_sampler import DiffusersSampler
 from muninn.adapters.styles import (
-    diffuser_style,
     diffusers_style,
     diffusion_policy_style,
     dp3_style,
-    inpainted,
     masked,
     planner_from_diffusers,
 )
 from muninn.errors import InputError
 from muninn.plan import Program
-from muninn.planner import Noise, Planner
+from muninn.planner import Planner
 from muninn.runtime import Runtime
 
 BATCH, HORIZON, ACTION, STATE = 3, 8, 2, 4
@@ -61,12 +58,6 @@ class Network(nn.Module):
         return self.outer(torch.tanh(self.inner(torch.cat([x, *told], dim=2))))
 
 
-class DiffuserNetwork(Network):
-    def forward(self, x: Tensor, cond: dict[int, Tensor], time: Tensor) -> Tensor:
-        assert set(cond) == {0, HORIZON - 1}
-        return self.mix(x, time)
-
-
 class PolicyNetwork(Network):
     """Takes local (batch, horizon, 2) and global (batch, 3) conditions."""
 
@@ -86,70 +77,6 @@ class KeywordNetwork(PolicyNetwork):
         self, *, sample: Tensor, timestep: Tensor, local_cond: Any = None, global_cond: Any = None
     ) -> Tensor:
         return super().forward(sample, timestep, local_cond, global_cond)
-
-
-# -- Diffuser ------------------------------------------------------------------------------------
-
-
-def diffuser_loop(
-    model: nn.Module, betas: Tensor, cond: dict[int, Tensor], noise: Noise, epsilon: bool
-) -> Tensor:
-    """Ancestral sampling in float32 tables; clamps the network's output in place."""
-    kept = torch.cumprod(1 - betas, 0)
-    before = torch.cat([torch.ones(1), kept[:-1]])
-
-    def write(x: Tensor) -> Tensor:
-        for step, state in cond.items():
-            x[:, step, ACTION:] = state.clone()
-        return x
-
-    x = write(noise.initial.clone())
-    for place, t in enumerate(reversed(range(len(betas)))):
-        output = model(x, cond, torch.full((len(x),), t))
-        if epsilon:
-            output = (1 / kept[t]).sqrt() * x - (1 / kept[t] - 1).sqrt() * output
-        output.clamp_(-1.0, 1.0)
-        mean = betas[t] * before[t].sqrt() / (1 - kept[t]) * output
-        mean = mean + (1 - before[t]) * (1 - betas[t]).sqrt() / (1 - kept[t]) * x
-        variance = (betas[t] * (1 - before[t]) / (1 - kept[t])).clamp(min=1e-20)
-        draw = noise.steps.get(place, torch.zeros_like(x))
-        x = write(mean + (0.5 * variance.log()).exp() * draw)
-    return x
-
-
-@pytest.mark.parametrize("epsilon", [False, True])
-@pytest.mark.parametrize("steps", [20, 64])
-def test_diffuser_style_is_diffusers_loop(steps: int, epsilon: bool) -> None:
-    model = DiffuserNetwork().eval()
-    betas = torch.linspace(1e-3, 0.3, steps)
-    schedule = muninn.Schedule.from_betas("diffuser", betas.numpy())
-    sampler = muninn.ddpm(schedule, kind="epsilon" if epsilon else "sample", clip=1.0)
-    planner = Planner(diffuser_style(model), sampler, (HORIZON, SIZE), condition=inpainted(ACTION))
-    generator = seeded()
-    ends = torch.randn(2, BATCH, STATE, generator=generator)
-    cond = {0: ends[0], HORIZON - 1: ends[1]}
-    noise = planner.draw_noise(BATCH, generator=generator)
-    with torch.no_grad():
-        own = diffuser_loop(model, betas, cond, noise, epsilon)
-    ours = planner.sample(cond, noise=noise)
-    assert torch.equal(ours[:, 0, ACTION:], cond[0])
-    assert torch.equal(ours[:, -1, ACTION:], cond[HORIZON - 1])
-    # float32 tables in their loop, float64 in ours: measured up to 1.4e-5 here
-    torch.testing.assert_close(ours, own, rtol=0.0, atol=5e-5)
-    wrong = Planner(diffuser_style(model), sampler, (HORIZON, SIZE))
-    assert float((wrong.sample(cond, noise=noise) - own).abs().max()) > 1e-2
-
-
-def test_a_certificate_tells_how_many_channels_are_actions() -> None:
-    planner = Planner(
-        diffuser_style(DiffuserNetwork()),
-        muninn.ddpm(muninn.Schedule.cosine(20), kind="sample", clip=1.0),
-        (HORIZON, SIZE),
-        condition=inpainted(ACTION),
-    )
-    identity = planner.identity()
-    assert identity["condition"] == "inpainted:2" and identity["model"]["weights"] is not None
-    assert identity["model"]["denoiser"] == "diffuser_style.<locals>.denoiser"
 
 
 # -- diffusion_policy and DP3 --------------------------------------------------------------------

@@ -184,6 +184,10 @@ def test_prefixes_are_those_of_the_loop_row_by_row(policy: Any) -> None:
     }
     with pytest.raises(InputError, match=r"\[6, 10\] tokens.*max_length"):
         prefixes(policy, [single, longer])
+    for key in single:
+        less = {name: value for name, value in single.items() if name != key}
+        with pytest.raises(InputError, match=rf"batch 1 lacks {key}; it has observation\."):
+            prefixes(policy, [single, less])
     with pytest.raises(InputError, match="no batch"):
         prefixes(policy, [])
     with pytest.raises(InputError, match=r"policy\.eval\(\)"):
@@ -224,6 +228,10 @@ def test_real_time_chunking_is_refused_by_name(vlm: Path, certificate: Certifica
 def test_what_cannot_be_translated_is_refused_by_name(vlm: Path) -> None:
     with pytest.raises(InputError, match=r"train mode.*policy\.eval\(\)"):
         planner_of(make_policy(vlm).train())
+    policy = make_policy(vlm)
+    policy.model.vlm_with_expert.vlm.train()  # a part is enough
+    with pytest.raises(InputError, match=r"train mode.*policy\.eval\(\)"):
+        planner_of(policy)
     with torch.autocast("cpu"), pytest.raises(InputError, match=r"autocast to torch\.bfloat16"):
         planner_of(make_policy(vlm))
     with pytest.raises(InputError, match="compile_model=false"):

@@ -39,8 +39,23 @@ def test_a_group_is_a_euclidean_distance() -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [{(0,): 1.0}, {(0, 1): 1.0, (1,): 1.0}, {(0, 1): 0.0}, {(0, 2): 1.0}, (1.0, math.nan)]
+    "limits",
+    [
+        {(0,): 1.0},
+        {(0, 1): 1.0, (1,): 1.0},
+        {(0, 1): 0.0},
+        {(0, 2): 1.0},
+        (1.0, math.nan),
+        0.1,
+        {0: 0.1, 1: 0.1},
+        {(0, 1): None},
+        ("0.1", "0.1"),
+        {(0, "1"): 1.0},
+    ],
+    ids=str,
 )
 def test_every_channel_needs_one_positive_limit(limits: object) -> None:
-    with pytest.raises(InputError, match=r"2 positive numbers.*channels 0 to 1 in one group"):
+    with pytest.raises(
+        InputError, match=r"2 positive numbers.*channels 0 to 1 in one group.*\(0,\)"
+    ):
         executed_actions(make_policy(), lambda actions: actions, limits=limits)  # type: ignore[arg-type]

@@ -229,8 +229,16 @@ def broken(change: Callable[[dict[str, Any]], dict[str, Any]]) -> list[dict[str,
             lambda frame: {**frame, "observation.state": torch.zeros(STATE, dtype=torch.uint8)},
             r"episode 1, step 8 is torch\.uint8; give floating-point",
         ),
+        (
+            lambda frame: {**frame, "observation.note": "dropped"},
+            r"observation\.note of episode 1, step 8 is 'dropped'; give numbers, or leave",
+        ),
+        (
+            lambda frame: {**frame, "observation.state": None},
+            r"observation\.state of episode 1, step 8 is None; give numbers",
+        ),
     ],
-    ids=["missing", "size", "window", "nan", "dtype"],
+    ids=["missing", "size", "window", "nan", "dtype", "text", "none"],
 )
 def test_an_unusable_frame_is_named(change: Any, message: str) -> None:
     policy = policy_with()
@@ -257,6 +265,9 @@ def test_other_sources_are_refused(root: Path, tmp_path: Path) -> None:
         (iter(frames()), "list_iterator; give a LeRobotDataset"),
         ([torch.zeros(3)], "yields Tensor; give dicts"),
         ([{"observation.state": torch.zeros(STATE)}], "no episode_index"),
+        ([*frames()[:2], observation(0)], r"frame 2 .*no episode_index.*observation\.state"),
+        ([*frames()[:2], {"episode_index": None}], r"frame 2 .*episode_index None; .*whole number"),
+        ([*frames()[:2], torch.zeros(3)], r"frame 2 .*Tensor; give dicts"),
         (root, r"is a LeRobot dataset; open it"),
         (str(tmp_path), "holds no"),
     ]:

@@ -1,31 +1,109 @@
-"""The step table of a CleanDiffuser agent: its DDPM and DDIM end at their own smallest noise."""
+"""The steps of a CleanDiffuser agent as a sampler that rounds exactly as its own loop does."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.sampler import Sampler, Step
+from muninn.sampler import Kind, Sampler, Step
 
 _DDIM = ("ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # three roundings of one step
 _SUPPORTED = ("ddpm", *_DDIM)
 
 
+class _Coefficients(NamedTuple):
+    """One step in the agent's precision: 0-dimensional tensors, computed as it computes them.
+
+    They stay on the agent's device: a GPU divides by a number of the host as it multiplies by the
+    inverse, which rounds otherwise. ``carry`` and ``rest`` are the two factors of the solver's
+    formula, ``deviation`` that of DDPM's noise.
+    """
+
+    signal: Tensor
+    noise: Tensor
+    carry: Tensor
+    rest: Tensor
+    deviation: Tensor
+
+
+class _AgentSampler(Sampler):
+    """See :func:`clean_diffuser_sampler`."""
+
+    def __init__(self, agent: Any, steps: int, solver: str) -> None:
+        visited = torch.linspace(0, agent.diffusion_steps - 1, steps + 1, dtype=torch.long)
+        at = visited.to(agent.alpha.device)
+        signals, noises = agent.alpha.detach()[at], agent.sigma.detach()[at]
+        self._solver = solver
+        self._coefficients = _coefficients(signals, noises, solver)
+        table = _table(visited.tolist(), signals.tolist(), noises.tolist(), solver)
+        pairs = zip(signals.tolist(), noises.tolist(), strict=True)
+        super().__init__(
+            "ddpm" if solver == "ddpm" else "ddim",
+            "epsilon" if agent.predict_noise else "sample",
+            table,
+            flow=False,
+            clip=_clip(agent),
+            details={
+                "framework": "CleanDiffuser",
+                "solver": solver,
+                "levels": [round(value, 9) for pair in pairs for value in pair],
+            },
+        )
+
+    def step(
+        self,
+        x: Tensor,
+        prediction: Tensor,
+        index: int,
+        noise: Tensor | None = None,
+        kind: Kind | None = None,
+    ) -> Tensor:
+        """Next state; see :meth:`Sampler.step`. Order and grouping are CleanDiffuser's."""
+        if kind not in (None, self.kind):
+            return super().step(x, prediction, index, noise, kind)
+        at = self._coefficients[index]
+        sample, epsilon = self._estimates(x, prediction.to(x.dtype), at)
+        if self._solver == "ode_dpmsolver++_1":
+            return at.carry * x - at.rest * sample
+        if self._solver == "ode_dpmsolver_1":
+            return at.carry * x - at.rest * epsilon
+        if self._solver == "ddim":
+            return at.carry * ((x - at.noise * epsilon) / at.signal) + at.rest * epsilon
+        after = at.carry * (x - at.noise * epsilon) + at.rest * epsilon
+        if not self.steps[index].draws_noise:
+            return after
+        if noise is None:
+            raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
+        return after + at.deviation * noise
+
+    def _estimates(self, x: Tensor, p: Tensor, at: _Coefficients) -> tuple[Tensor, Tensor]:
+        """(x0, eps): clipped is the network's own prediction, the other is derived from it."""
+        if self.kind == "sample":
+            sample = p if self.clip is None else p.clamp(-self.clip, self.clip)
+            return sample, (x - at.signal * sample) / at.noise
+        if self.clip is not None:
+            reach = at.signal * self.clip
+            p = p.clamp((x - reach) / at.noise, (x + reach) / at.noise)
+        return (x - at.noise * p) / at.signal, p
+
+
 def clean_diffuser_sampler(agent: Any, steps: int, solver: str = "ddim") -> Sampler:
-    """The steps of ``agent.sample(solver=solver, sample_steps=steps)``, uniform schedule.
+    """The steps of ``agent.sample(solver=solver, sample_steps=steps)``, bit for bit.
 
     Its last step ends at the noise of timestep 0, not at none, and its DDPM adds 1e-8 to a
     variance; both are in the table. After its loop CleanDiffuser clips the trajectory once more to
-    ``x_min`` and ``x_max``: do the same with what the planner returns.
+    ``x_min`` and ``x_max``: do the same with what the planner returns. Forecasts of another kind
+    than the network's use the table's merged coefficients.
 
     Args:
-        agent: a DiscreteDiffusionSDE.
+        agent: a DiscreteDiffusionSDE, on the device on which it samples; uniform schedule.
         steps: ``sample_steps``.
-        solver: ``ddpm``, ``ddim`` or a first-order ODE solver, which computes the same as ``ddim``.
+        solver: ``ddpm``, ``ddim`` or a first-order ODE solver, which computes the same as ``ddim``
+            but for rounding.
 
     Raises:
         InputError: another solver or class, or bounds that are not one number, both ways.
@@ -45,11 +123,38 @@ def clean_diffuser_sampler(agent: Any, steps: int, solver: str = "ddim") -> Samp
             f"sample_steps must lie in [1, {agent.diffusion_steps - 1}], got {steps}; the model "
             f"knows {agent.diffusion_steps} noise levels"
         )
-    visited = torch.linspace(0, agent.diffusion_steps - 1, steps + 1, dtype=torch.long).tolist()
-    signals = agent.alpha.detach().double().cpu()[visited].tolist()
-    noises = agent.sigma.detach().double().cpu()[visited].tolist()
+    return _AgentSampler(agent, steps, solver)
+
+
+def _coefficients(signals: Tensor, noises: Tensor, solver: str) -> list[_Coefficients]:
+    """Noisiest step first; ``signals`` and ``noises``, (steps + 1,), begin at the cleanest level.
+
+    Vectors where CleanDiffuser computes with vectors, numbers where it does so step by step.
+    """
+    ratios = torch.log(signals / noises)
+    gains = ratios[:-1] - ratios[1:]
+    deviations = noises[:-1] / noises[1:] * (1 - (signals[1:] / signals[:-1]) ** 2).sqrt()
+    result = []
+    for at in range(len(signals) - 1, 0, -1):
+        signal, noise, after, left = signals[at], noises[at], signals[at - 1], noises[at - 1]
+        gain, deviation = gains[at - 1], deviations[at - 1]
+        if solver == "ddpm":
+            carry, rest = after / signal, (left**2 - deviation**2 + 1e-8).sqrt()
+        elif solver == "ddim":
+            carry, rest = after, left
+        elif solver == "ode_dpmsolver_1":
+            carry, rest = after / signal, left * torch.expm1(gain)
+        else:
+            carry, rest = left / noise, after * torch.expm1(-gain)
+        result.append(_Coefficients(signal, noise, carry, rest, deviation))
+    return result
+
+
+def _table(
+    visited: list[int], signals: list[float], noises: list[float], solver: str
+) -> list[Step]:
     table = []
-    for at in range(steps, 0, -1):
+    for at in range(len(visited) - 1, 0, -1):
         signal, noise, after, left = signals[at], noises[at], signals[at - 1], noises[at - 1]
         spread = 0.0 if solver in _DDIM else left / noise * math.sqrt(1 - (signal / after) ** 2)
         kept = left if solver in _DDIM else math.sqrt(left**2 - spread**2 + 1e-8)
@@ -67,15 +172,7 @@ def clean_diffuser_sampler(agent: Any, steps: int, solver: str = "ddim") -> Samp
                 draws_noise=solver == "ddpm" and at > 1,
             )
         )
-    levels = [round(value, 9) for pair in zip(signals, noises, strict=True) for value in pair]
-    return Sampler(
-        "ddpm" if solver == "ddpm" else "ddim",
-        "epsilon" if agent.predict_noise else "sample",
-        table,
-        flow=False,
-        clip=_clip(agent),
-        details={"framework": "CleanDiffuser", "levels": levels},
-    )
+    return table
 
 
 def _clip(agent: Any) -> float | None:

@@ -132,7 +132,8 @@ def _table(scheduler: Any, steps: int) -> Sampler:
         raise InputError(
             f"scheduler {name} is not supported; supported are {', '.join(_SUPPORTED)}. A solver "
             "of higher order (multistep, Heun) needs few steps anyway: take fewer with it instead. "
-            "For Euler steps of a flow use muninn.euler"
+            "For Euler steps of a flow use muninn.euler; for other loops write an adapter: "
+            "docs/guides/adapter.md"
         )
     config = scheduler.config
     if config.prediction_type not in _KINDS:

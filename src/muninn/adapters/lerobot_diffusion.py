@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from muninn.adapters.diffusers_sampler import DiffusersSampler
-from muninn.adapters.watch import require_lerobot_loop
+from muninn.adapters.lerobot_watch import policy_state
+from muninn.adapters.watch import require_lerobot_loop, require_not_compiled
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.metrics import Metric
@@ -62,17 +63,18 @@ def planner_of(policy: Any) -> Planner:
             f"autocast to {now['autocast']} is on; the policy's loop would draw other noise than "
             "without. Leave the autocast context (LeRobot: use_amp=false)"
         )
-    if hasattr(diffusion.unet, "_orig_mod"):
+    if diffusion.config.compile_model:
         raise InputError(
             "the U-Net is compiled; make the policy with compile_model=false to cache it"
         )
+    require_not_compiled(diffusion.unet)
     require_lerobot_loop(diffusion, _LOOP)
     return Planner(
         ConditionalUNet(diffusion),
         DiffusersSampler(diffusion.noise_scheduler, diffusion.num_inference_steps),
         (diffusion.config.horizon, diffusion.config.action_feature.shape[0]),
         device=now["device"],
-        dtype=now["dtype"],
+        dtype=next(diffusion.parameters()).dtype,  # as the loop draws
     )
 
 
@@ -82,26 +84,13 @@ def loop(policy: Any) -> tuple[Any, str]:
 
 
 def state(policy: Any) -> dict[str, Any]:
-    """What may be changed after enabling.
-
-    Weights are followed by identity and by torch's count of in-place writes, which an optimiser
-    or ``load_state_dict`` raises; a write through ``.data`` is not seen.
-    """
+    """What may be changed after enabling."""
     diffusion = policy.diffusion
-    weights = list(diffusion.unet.parameters())
-    versions = [(id(each), 0 if each.is_inference() else each._version) for each in weights]
-    device = weights[0].device
-    available = torch.amp.is_autocast_available(device.type)
-    autocast = available and torch.is_autocast_enabled(device.type)
     return {
-        "train mode": policy.training or diffusion.training or diffusion.unet.training,
-        "device": device,
-        "dtype": weights[0].dtype,
+        **policy_state(policy, diffusion),
         "inference steps": diffusion.num_inference_steps,
         "scheduler": f"{type(diffusion.noise_scheduler).__name__}"
         f"({dict(diffusion.noise_scheduler.config)})",
-        "autocast": torch.get_autocast_dtype(device.type) if autocast else None,
-        "weights": f"version {hash(tuple(versions)) & 0xFFFFFFFF:08x}",
     }
 
 
@@ -136,25 +125,42 @@ def global_conditions(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> T
             policy's device), each tensor (batch, n_obs_steps, ...), keys as in the dataset.
 
     Raises:
-        InputError: the policy is in train mode, there is no batch, or one lacks the history.
+        InputError: the policy is in train mode, there is no batch, or one lacks the history or
+            what the policy needs.
     """
     if policy.training:
         raise InputError("the policy is in train mode; call policy.eval() first")
     config, rows = policy.config, []
     with torch.no_grad():
-        for batch in batches:
-            shape = tuple(batch[_STATE].shape) if _STATE in batch else ()
-            if len(shape) != 3 or shape[1] != config.n_obs_steps:
-                raise InputError(
-                    f"{_STATE} has shape {shape}, keys are {sorted(batch)}; give tensors "
-                    f"(batch, {config.n_obs_steps}, ...), the history that the policy looks at"
-                )
+        for number, batch in enumerate(batches):
+            _require_history(config, batch, f"batch {number}")
             images = [batch[key] for key in config.image_features]
             whole = {**batch, **({_IMAGES: torch.stack(images, dim=-4)} if images else {})}
             rows.append(policy.diffusion._prepare_global_conditioning(whole))
     if not rows:
         raise InputError("batches holds no batch; give at least one")
     return torch.cat(rows)
+
+
+def _require_history(config: Any, batch: Mapping[str, Any], where: str) -> None:
+    """Every observation that the policy looks at is there, with its history."""
+    missing = sorted(set(config.input_features) - set(batch))
+    if missing:
+        seen = ", ".join(sorted(key for key in batch if key.startswith("observation.")))
+        raise InputError(
+            f"{where} lacks {', '.join(missing)}; it has {seen or 'no observation.* key'}. Add "
+            "these, or rename yours"
+        )
+    for key, feature in config.input_features.items():
+        value, wanted = batch[key], (config.n_obs_steps, *feature.shape)
+        shape = tuple(value.shape) if isinstance(value, Tensor) else ()
+        sized = slice(1, 2) if feature.type.name == "VISUAL" else slice(1, None)  # may be resized
+        if len(shape) != 1 + len(wanted) or shape[sized] != wanted[: len(shape[sized])]:
+            seen = f"shape {shape}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+            raise InputError(
+                f"{key} of {where} has {seen}; give a tensor "
+                f"(batch, {', '.join(map(str, wanted))}): the history that the policy looks at"
+            )
 
 
 def executed_actions(
@@ -203,16 +209,21 @@ def executed_actions(
 
 def _groups(limits: Limits, size: int) -> dict[tuple[int, ...], float]:
     """Channels and their limit; every channel of the action in one group."""
-    each: dict[tuple[int, ...], float]
-    if isinstance(limits, Mapping):
-        each = dict(limits)
-    else:
-        each = {(channel,): limit for channel, limit in enumerate(limits)}
-    channels = sorted(channel for group in each for channel in group)
-    if channels != list(range(size)) or not all(limit > 0.0 for limit in each.values()):
+    each: dict[tuple[int, ...], float] = {}
+    try:
+        if isinstance(limits, Mapping):
+            each = dict(limits)
+        else:
+            each = {(channel,): limit for channel, limit in enumerate(limits)}
+        channels = sorted(channel for group in each for channel in group)
+        fits = channels == list(range(size)) and all(limit > 0.0 for limit in each.values())
+    except TypeError:  # one number, or a channel instead of a group: they could mean either
+        fits = False
+    if not fits:
         raise InputError(
             f"limits must be {size} positive numbers, one per action channel, or name each of the "
-            f"channels 0 to {size - 1} in one group; got {limits}"
+            f"channels 0 to {size - 1} in one group, a tuple ((0,) for channel 0 alone); got "
+            f"{limits!r}"
         )
     return each
 

@@ -6,6 +6,7 @@ history and action queue need no second version here.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -69,12 +70,13 @@ def as_batch(
         where: what the frame is, for errors.
 
     Raises:
-        InputError: a key is missing, or a tensor has a wrong shape or dtype, NaN or infinity.
+        InputError: a key is missing, a value is no tensor, or one has a wrong shape or dtype, NaN
+            or infinity.
     """
     batch: dict[str, Any] = {}
     for key, value in frame.items():
         if key.startswith("observation.") and not key.endswith("_is_pad"):
-            tensor = torch.as_tensor(value)[None]
+            tensor = _tensor(value, f"{key} of {where}")[None]
             batch[key] = tensor.float() if tensor.dtype == torch.float64 else tensor
     if "task" in frame:
         batch["task"] = [frame["task"]]
@@ -85,6 +87,16 @@ def as_batch(
         batch = dict(preprocessor(batch))
     _require(policy, batch, where, complete=True)
     return batch
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{what} is {reprlib.repr(value)}; give numbers, or leave that key out (instructions "
+            "belong under the key task)"
+        ) from error
 
 
 def _require(policy: Any, batch: Mapping[str, Any], where: str, *, complete: bool) -> None:

@@ -193,11 +193,29 @@ def _episode_of_each(recordings: Any) -> Any:
         return None
     table = getattr(recordings, "hf_dataset", None)  # LeRobot's: the column, no image decoded
     column = (
-        (recordings[at]["episode_index"] for at in range(len(recordings)))
+        (_label(recordings[at], at) for at in range(len(recordings)))
         if table is None
         else table.with_format(None)["episode_index"]
     )
     return np.array([int(label) for label in column])
+
+
+def _label(frame: Any, at: int) -> int:
+    """Episode of a frame."""
+    if not isinstance(frame, Mapping):
+        raise InputError(f"frame {at} of recordings is {type(frame).__name__}; give dicts")
+    if "episode_index" not in frame:
+        raise InputError(
+            f"frame {at} of recordings has no episode_index, unlike frame 0; it has "
+            f"{', '.join(sorted(map(str, frame)))}. Add it to every frame, or to none"
+        )
+    try:
+        return int(frame["episode_index"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"frame {at} of recordings has episode_index {frame['episode_index']!r}; give the "
+            "whole number of its episode"
+        ) from error
 
 
 class _Steps(Sequence[Frame]):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters import lerobot_diffusion
+from muninn.adapters.lerobot_watch import policy_state
 from muninn.adapters.watch import require_lerobot_loop
 from muninn.context import Context, concatenate
 from muninn.errors import InputError
@@ -27,6 +28,7 @@ from muninn.solvers import euler
 
 _LOOP = "sample_actions"
 _STATE = "observation.state"
+_TOKENS = "observation.language.tokens", "observation.language.attention_mask"
 
 
 class EulerSteps(Sampler):
@@ -136,22 +138,13 @@ def loop(policy: Any) -> tuple[Any, str]:
 
 
 def state(policy: Any) -> dict[str, Any]:
-    """What may be changed after enabling; weights as in the adapter of DiffusionPolicy."""
+    """What may be changed after enabling."""
     model = policy.model
-    weights = list(model.parameters())
-    versions = [(id(each), 0 if each.is_inference() else each._version) for each in weights]
-    device = weights[0].device
-    available = torch.amp.is_autocast_available(device.type)
-    autocast = available and torch.is_autocast_enabled(device.type)
     return {
-        "train mode": policy.training or model.training,
-        "device": device,
-        "dtype": sorted({str(each.dtype) for each in weights}),
+        **policy_state(policy, model),
         "number of steps": policy.config.num_steps,
         "real-time chunking": model._rtc_enabled()
         or (model.rtc_processor is not None and model.rtc_processor.is_debug_enabled()),
-        "autocast": torch.get_autocast_dtype(device.type) if autocast else None,
-        "weights": f"version {hash(tuple(versions)) & 0xFFFFFFFF:08x}",
     }
 
 
@@ -189,19 +182,26 @@ def prefixes(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> Context:
             policy's device, with the tokens of the task.
 
     Raises:
-        InputError: the policy is in train mode, there is no batch, or their prefixes differ in
-            length.
+        InputError: the policy is in train mode, there is no batch, one lacks state, camera or
+            tokens, or their prefixes differ in length.
     """
     if policy.training:
         raise InputError("the policy is in train mode; call policy.eval() first")
     expert, found = planner_of(policy).denoiser, []
     assert isinstance(expert, ActionExpert)
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        missing = [key for key in (_STATE, *_TOKENS) if key not in batch]
+        cameras = list(policy.config.image_features)
+        if missing or not any(key in batch for key in cameras):
+            raise InputError(
+                f"batch {number} lacks {', '.join(missing) or ' or '.join(cameras)}; it has "
+                f"{', '.join(sorted(batch))}. Give what the policy's preprocessor returns"
+            )
         # LeRobot rewrites the state in place for one kind of robot.
         own = policy._prepare_batch({**batch, _STATE: batch[_STATE].clone()})
         images, masks = policy.prepare_images(own)
-        tokens = own["observation.language.tokens"], own["observation.language.attention_mask"]
-        found.append(expert.prefix(images, masks, *tokens, policy.prepare_state(own)))
+        tokens, seen = (own[key] for key in _TOKENS)
+        found.append(expert.prefix(images, masks, tokens, seen, policy.prepare_state(own)))
     if not found:
         raise InputError("batches holds no batch; give at least one")
     lengths = {context["prefix_pad_masks"].shape[1] for context in found}

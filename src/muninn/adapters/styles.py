@@ -80,10 +80,14 @@ def clean_diffuser_style(agent: Any) -> Denoiser:
     (absent: none), and ``prior`` where :func:`fixed` is used.
     """
     network = agent.model_ema["diffusion"]
+    # Agents that are modules tell their networks the level as a float, older ones as an integer;
+    # CleanDiffuser's positional embedding is another one for integers.
+    whole = not isinstance(agent, nn.Module)
 
     def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         condition = None if context is None else context.get("condition")
-        prediction: Tensor = network(x, timestep.to(x.dtype), condition)
+        level = timestep.to(torch.long if whole else x.dtype)
+        prediction: Tensor = network(x, level, condition)
         return prediction
 
     return denoiser

@@ -118,16 +118,21 @@ def enable_cache(
             compute for it, ``error`` raises.
 
     Raises:
-        InputError: the class has no adapter, the policy cannot be cached as it is, or its cache
-            is already enabled.
+        InputError: the class has no adapter, the policy cannot be cached as it is, its cache is
+            already enabled, or ``certificate`` is none.
         CertificateError: names the fields that differ, with ``on_mismatch="error"``. Raised by a
             *call*, whatever ``on_mismatch``, if the policy was changed after enabling (train mode,
-            device, number of steps, weights, autocast).
+            device, number of steps, weights, autocast, compiled parts), in any part of it.
     """
     if is_cache_enabled(policy):
         raise InputError(
             "the cache of this policy is already enabled; call disable_cache first to change the "
             "certificate"
+        )
+    if not isinstance(certificate, Certificate | str | Path):
+        raise InputError(
+            f"certificate is {type(certificate).__name__}; give what muninn.calibrate returns, or "
+            "the path of its file"
         )
     adapter = adapter_for(policy)
     planner = adapter.planner_of(policy)

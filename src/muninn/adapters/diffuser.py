@@ -1,0 +1,111 @@
+"""The steps of a Diffuser model as a sampler that rounds exactly as Diffuser's own loop does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from muninn.errors import InputError
+from muninn.sampler import Kind, Sampler
+from muninn.schedule import Schedule
+from muninn.solvers import ddpm
+
+_TABLES = (
+    "sqrt_recip_alphas_cumprod",
+    "sqrt_recipm1_alphas_cumprod",
+    "posterior_mean_coef1",
+    "posterior_mean_coef2",
+    "posterior_log_variance_clipped",
+)
+
+
+class _Coefficients(NamedTuple):
+    """One step in Diffuser's float32 numbers, which a float holds exactly.
+
+    ``x0 = recip * x - recip_minus * eps``; the next state is
+    ``from_sample * x0 + from_state * x + deviation * noise``.
+    """
+
+    recip: float
+    recip_minus: float
+    from_sample: float
+    from_state: float
+    deviation: float
+
+
+class _DiffuserSampler(Sampler):
+    """See :func:`diffuser_sampler`."""
+
+    def __init__(self, diffusion: Any) -> None:
+        betas = diffusion.betas.detach().double().cpu().numpy()
+        table = ddpm(
+            Schedule.from_betas("diffuser", betas),
+            kind="epsilon" if diffusion.predict_epsilon else "sample",
+            clip=1.0 if diffusion.clip_denoised else None,
+        )
+        tables = [getattr(diffusion, name).detach() for name in _TABLES]
+        tables[-1] = (0.5 * tables[-1]).exp()  # on the model's device: exp rounds as there
+        rows = zip(*(values.tolist() for values in tables), strict=True)
+        self._coefficients = [_Coefficients(*row) for row in rows][::-1]
+        steps = [
+            replace(
+                step,
+                signal=1 / at.recip,
+                noise=at.recip_minus / at.recip,
+                from_sample=at.from_sample,
+                from_state=at.from_state,
+                from_noise=at.deviation,
+            )
+            for step, at in zip(table.steps, self._coefficients, strict=True)
+        ]
+        # Diffuser draws at the last step too and multiplies the draw by zero.
+        steps[-1] = replace(steps[-1], from_noise=0.0, draws_noise=True)
+        details = {**table.describe(), "framework": "Diffuser"}
+        super().__init__("ddpm", table.kind, steps, flow=False, clip=table.clip, details=details)
+
+    def step(
+        self,
+        x: Tensor,
+        prediction: Tensor,
+        index: int,
+        noise: Tensor | None = None,
+        kind: Kind | None = None,
+    ) -> Tensor:
+        """Next state; see :meth:`Sampler.step`. Order and grouping are Diffuser's."""
+        if kind not in (None, self.kind):
+            return super().step(x, prediction, index, noise, kind)
+        if noise is None:
+            raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
+        at, sample = self._coefficients[index], prediction.to(x.dtype)
+        if self.kind == "epsilon":
+            sample = at.recip * x - at.recip_minus * sample
+        if self.clip is not None:
+            sample = sample.clamp(-self.clip, self.clip)
+        mean = at.from_sample * sample + at.from_state * x
+        if index == len(self) - 1:
+            return mean + 0.0  # as Diffuser does: it changes the sign of a negative zero
+        return mean + at.deviation * noise
+
+
+def diffuser_sampler(diffusion: Any) -> Sampler:
+    """The steps of Diffuser's loop, from the model's own tables: full compute is its, bit for bit.
+
+    :class:`Sampler` merges the coefficients of a step, Diffuser applies its float32 tables one by
+    one: the two differ by rounding. Here a step with a prediction of the network's own kind
+    repeats Diffuser's operations in their order; forecasts of another kind use merged ones.
+
+    Args:
+        diffusion: a GaussianDiffusion, on the device on which it samples; read, never changed.
+
+    Raises:
+        InputError: it lacks one of Diffuser's tables; named.
+    """
+    missing = [name for name in ("betas", *_TABLES) if not hasattr(diffusion, name)]
+    if missing:
+        raise InputError(
+            f"{type(diffusion).__name__} has no {', '.join(missing)}; supported is Diffuser's "
+            "GaussianDiffusion. For other DDPM loops use muninn.ddpm"
+        )
+    return _DiffuserSampler(diffusion)
