@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from muninn.bench.closed_loop.command import fly
 from muninn.bench.metaworld.command import metaworld
 from muninn.bench.monitor.command import monitor
 from muninn.errors import InputError, MuninnError
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 bench = typer.Typer(help="Benchmarks whose raw numbers are committed under results/.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
+app.command()(fly)
 bench.command()(metaworld)
 bench.command()(monitor)
 console = Console()
