@@ -34,7 +34,7 @@ class OptionalKernel:
                 self._launch = getattr(import_module(self._module), self._name)
             return self._launch(*arguments)
         except Exception as error:
-            if torch.cuda.is_current_stream_capturing():
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise  # something else broke the capture: the kernel ran while warming up
             # Where memory or the device is at fault, the operations will fail as well, and say so.
             self.usable = False

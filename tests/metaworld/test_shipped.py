@@ -13,6 +13,8 @@ from muninn.bench.metaworld.subjects import VARIANTS, Subject
 from muninn.cached import cache
 from muninn.certificate import Certificate
 
+pytest.importorskip("lerobot.policies.diffusion.modeling_diffusion")
+
 ROOT = Path(__file__).parents[2]
 EVALUATIONS = {"ddpm100": 18, "ddim100": 12, "ddim16": 5, "flow10": 4}
 
