@@ -11,7 +11,7 @@ import torch
 
 from muninn.bench.clearance import wall_distance
 from muninn.bench.maze import BALL_RADIUS, EXTENT, WALLS, inside_walls
-from muninn.bench.maze_controller import TIME_STEP
+from muninn.bench.maze_controller import TIME_STEP, ControllerConfig, tracking_action
 from muninn.errors import InputError
 from muninn.platforms import registry
 from muninn.platforms.maze import (
@@ -135,27 +135,23 @@ def test_a_plan_is_joined_where_it_would_be_by_now() -> None:
         np.testing.assert_allclose(_position(episode), due, atol=0.01)
 
 
-def test_damping_slows_the_plan_down_and_keeps_its_path() -> None:
-    robot = quiet()
-    start = _position(robot.begin(1))
-    step = 0.002 * _free_side(start)
-    plan = _plan_through(start + step * np.arange(robot.teacher.horizon)[:, None])
-    for factor in (1.0, 0.5):
-        episode = robot.begin(1)
-        episode.follow(plan, taken=0.0, factor=factor)
-        episode.advance(1.5)
-        assert episode.outcome is None
-        due = start + step * factor * 1.5 / robot.teacher.frame_seconds
-        np.testing.assert_allclose(_position(episode), due, atol=0.015)
-    # Tracking does not give way: the same error is answered with the same force.
-    episode = robot.begin(1)
-    away = _plan_through(np.broadcast_to(start + 0.1 * EAST, (robot.teacher.horizon, 2)))
-    actions = []
-    for factor in (1.0, 0.5):
-        episode.follow(away, taken=0.0, factor=factor)
-        actions.append(episode._action())
-    assert 0.0 < actions[0][0] < 1.0
-    assert np.array_equal(actions[0], actions[1])
+def test_damping_is_applied_before_saturation() -> None:
+    episode = quiet().begin(1)
+    start = _position(episode)
+    horizon = platform().teacher.horizon
+    near = _plan_through(np.broadcast_to(start + 0.1 * EAST, (horizon, 2)))
+    far = _plan_through(np.broadcast_to(start + 3.0 * EAST, (horizon, 2)))
+    episode.follow(near, taken=0.0)
+    nominal = episode._action()[0]
+    wanted = tracking_action(
+        start, np.zeros(2), start + 0.1 * EAST, np.zeros(2), np.zeros(2), ControllerConfig()
+    )
+    assert nominal == pytest.approx(wanted[0], abs=1e-4)
+    assert 0.0 < nominal < 1.0
+    episode.follow(near, taken=0.0, factor=0.5)
+    assert episode._action()[0] == pytest.approx(0.5 * nominal)
+    episode.follow(far, taken=0.0, factor=0.5)
+    assert episode._action()[0] == 1.0  # still beyond what the actuator can
 
 
 def test_driving_into_a_wall_is_a_collision_and_reaching_the_goal_a_success() -> None:

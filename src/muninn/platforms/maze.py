@@ -24,14 +24,17 @@ from muninn.bench.maze import (
     plan_is_free,
 )
 from muninn.bench.maze_controller import (
+    ACTUATOR_GEAR,
+    BALL_MASS,
+    JOINT_DAMPING,
     TIME_STEP,
     ControllerConfig,
     smooth_noise,
-    tracking_action,
 )
 from muninn.bench.maze_planner import bundled_teacher, maze_contexts, maze_planner
 from muninn.bench.maze_world import MazeWorld
 from muninn.context import Context
+from muninn.escalation import damped
 from muninn.planner import Planner
 from muninn.planners.teacher import Teacher
 from muninn.platforms.platform import FloatArray, Outcome, Snapshot
@@ -102,6 +105,7 @@ class MazeEpisode:
         self._steps = 0
         self._reference = np.zeros((1, 4))
         self._since = 0
+        self._factor = 1.0
         self._holding = False
         self.smallest_clearance = wall_clearance(problem.start[:2])
         self.hold()
@@ -114,27 +118,22 @@ class MazeEpisode:
         return maze_contexts(self._platform.teacher, [MazeProblem(sensed, self.goal)])
 
     def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
-        """Track a plan of 256 frames from the frame that is due now, at ``factor`` of its speed.
-
-        What is damped is the commanded motion, not the force of the tracking: that would give way
-        to gusts as well.
-        """
+        """Track a plan of 256 frames from the frame that is due now; ``factor`` damps forces."""
         teacher = self._platform.teacher
         frames = teacher.unnormalise(plan[:, :4].float()).double().numpy()
-        age, step = self.time - taken, factor * TIME_STEP
+        age = self.time - taken
         end = (len(frames) - 1) * teacher.frame_seconds
-        due = np.arange(age, max(end, age) + step, step)
+        due = np.arange(age, max(end, age) + TIME_STEP, TIME_STEP)
         known = np.arange(len(frames)) * teacher.frame_seconds
         self._reference = np.stack([np.interp(due, known, column) for column in frames.T], axis=1)
-        self._reference[:, 2:] *= factor
         self._reference[due > end, 2:] = 0.0  # the last frame is a place to stay at
-        self._since, self._holding = self._steps, False
+        self._since, self._factor, self._holding = self._steps, factor, False
 
     def hold(self) -> None:
         """Stay at the place where the ball is now; a ball that stays already, at its place."""
         if not self._holding:
             self._reference = np.array([[*self._data.qpos, 0.0, 0.0]])
-            self._since, self._holding = self._steps, True
+            self._since, self._factor, self._holding = self._steps, 1.0, True
 
     def advance(self, seconds: float) -> None:
         """Simulate steps of 10 ms, up to the last that lies within the time."""
@@ -162,15 +161,13 @@ class MazeEpisode:
         return np.concatenate([self._data.qpos, self._data.qvel])
 
     def _action(self) -> FloatArray:
+        """PD on the reference, as :func:`tracking_action`, damped before it is saturated."""
+        gains = self._platform.gains
         wanted = self._reference[min(self._steps - self._since, len(self._reference) - 1)]
-        return tracking_action(
-            self._data.qpos,
-            self._data.qvel,
-            wanted[:2],
-            wanted[2:],
-            np.zeros(2),
-            self._platform.gains,
-        )
+        acceleration = gains.position_gain * (wanted[:2] - self._data.qpos)
+        acceleration += gains.velocity_gain * (wanted[2:] - self._data.qvel)
+        force = BALL_MASS * acceleration + JOINT_DAMPING * wanted[2:]
+        return damped(force / ACTUATOR_GEAR, self._factor, -1.0, 1.0)
 
     def _judge(self) -> None:
         clearance = wall_clearance(self._data.qpos)
