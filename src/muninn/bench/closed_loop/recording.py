@@ -137,6 +137,7 @@ class _Scene:
         lines = [*recorder.world, every, recorder.goal[None]]
         ends = np.concatenate([line[:, : every.shape[1]] for line in lines])
         axis.set(xlim=_limits(ends[:, 0]), ylim=_limits(ends[:, 1]), xlabel="m", ylabel="m")
+        axis.set_title(" ", fontsize=9)  # room for it when the figure is laid out
         if every.shape[1] == 2:
             axis.set_aspect("equal")
         else:
