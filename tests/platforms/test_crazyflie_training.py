@@ -14,6 +14,7 @@ from muninn.planners import TemporalUnet, UnetConfig, load_teacher
 from muninn.planners.runs import Runs, load_runs, save_runs
 from muninn.planners.train import PlanLoss, TrainingConfig, train
 from muninn.planners.windows import PlanSource, split_runs, symmetric_limits
+from muninn.platforms import training
 from muninn.platforms.crazyflie import train as command
 from muninn.schedule import Schedule
 
@@ -99,7 +100,7 @@ def test_the_command_trains_the_planner_of_the_platform(
         seen.append(config)
         return config.out
 
-    monkeypatch.setattr(command, "train", record)
+    monkeypatch.setattr(training, "train", record)
     command.main(["--data", "a.npz", "--out", "b", "--minutes", "6"])
     assert (seen[0].data, seen[0].out, seen[0].minutes) == (Path("a.npz"), Path("b"), 6.0)
     assert (seen[0].fast, seen[0].horizon, seen[0].network) == (True, 72, command.NETWORK)
