@@ -34,6 +34,8 @@ from muninn.bench.latency.write import (
 )
 from muninn.errors import InputError
 
+ROOT = Path(__file__).parents[2]
+
 # -- profile -----------------------------------------------------------------------------------
 
 
@@ -144,7 +146,7 @@ def test_rows_survive_their_file(tmp_path: Path) -> None:
 def test_a_later_run_replaces_the_subjects_it_measured() -> None:
     old = [row("a", 1.0, subject="x"), row("b", 1.0, subject="x"), row("a", 1.0, subject="y")]
     new = [row("a", 2.0, subject="x")]
-    assert merge(old, new) == [old[2], new[0]]
+    assert merge(old, new) == [new[0], old[2]]
 
 
 def test_tables_leave_out_what_did_not_run() -> None:
@@ -153,10 +155,31 @@ def test_tables_leave_out_what_did_not_run() -> None:
     assert "dpm" not in text
     lines = {line.count("|") for line in text.splitlines()}
     assert lines == {12}
-    summary = summary_table(add_ratios([row(FULL_GRAPH, 90.0), row(STATIC_GRAPH, 20.0)]))
-    assert "| - | - | 90 / 90 | - | - | - | 20 / 20 | - | - | 4.50x |" in summary
     target = Target("x", "speed-up", 4.4, None, at_least=True)
     assert target_table([target]).endswith("| x | speed-up | >= 4.4 | - | not measured |")
+
+
+def test_the_summary_by_hand() -> None:
+    first = [row(FULL_GRAPH, 90.0), row(STATIC_GRAPH, 20.0), row(NETWORK_GRAPH, 18.0)]
+    second = [row(FULL_GRAPH, 60.0), row("static-last", 9.0), row("dpm-graph", None)]
+    rows = [
+        *add_ratios([replace(found, method_title="Muninn") for found in first]),
+        *add_ratios([replace(found, subject="other", title="Other") for found in second]),
+    ]
+    assert summary_table(rows).splitlines()[2:] == [
+        "| full-graph, graph | 90 / 90 | 60 / 60 |",
+        "| **Muninn, graph** | 20 / 20 | - |",
+        "| static-last, graph | - | 9 / 9 |",
+        "| Muninn, graph: over Full, graph | 4.50x | - |",
+    ]
+
+
+@pytest.mark.parametrize(("page", "device"), [("README.md", "cuda"), ("docs/engines.md", "cpu")])
+def test_pages_show_the_summary_of_the_results(page: str, device: str) -> None:
+    rows = read_csv(ROOT / f"results/latency/{device}.csv", Row)
+    shown = (ROOT / page).read_text()
+    missing = [line for line in summary_table(rows).splitlines() if line not in shown]
+    assert missing == [], f"copy the summary of results/latency/{device}.md into {page}"
 
 
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
@@ -165,8 +188,8 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
         write_latency(tmp_path, "cuda", Results(rows=rows), "the command")
     kept = read_csv(tmp_path / "cuda.csv", Row)
     assert [(found.subject, found.p50_ms) for found in kept] == [
-        ("maze2d-fp16", 20.0),
         ("unet63m-fp16", 30.0),
+        ("maze2d-fp16", 20.0),
     ]
     page = (tmp_path / "cuda.md").read_text()
     assert "the command" in page and "a machine" in page

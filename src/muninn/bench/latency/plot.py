@@ -8,7 +8,13 @@ from typing import Any
 
 from muninn.bench.latency.rows import Row
 
-_COLOURS = {"Full": "#1a202c", "Muninn static": "#c2570c", "Muninn gated": "#d69e2e"}
+_COLOURS = {
+    "Full": "#1a202c",
+    "Full, channels last": "#718096",
+    "Muninn static": "#c2570c",
+    "Muninn static, channels last": "#e53e3e",
+    "Muninn gated": "#d69e2e",
+}
 _OTHERS = ("#2b6cb0", "#2f855a", "#805ad5")
 _MARKERS = {"eager": "o", "compiled": "s", "graph": "^", "compiled graph": "D"}
 
@@ -19,7 +25,6 @@ def plot_latency(path: Path, rows: Sequence[Row]) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    from matplotlib.lines import Line2D
 
     drawn = [row for row in rows if row.p50_ms is not None and row.deviation_p95 is not None]
     subjects = list(dict.fromkeys(row.subject for row in drawn))
@@ -28,25 +33,36 @@ def plot_latency(path: Path, rows: Sequence[Row]) -> None:
     colours = {title: _COLOURS.get(title) or next(others) for title in titles}
     columns = min(max(len(subjects), 1), 2)
     lines = -(-max(len(subjects), 1) // columns)
+    keys = _keys(drawn, colours)
+    across = 2 * columns
+    legend = 0.2 + 0.18 * -(-len(keys) // across)  # inches
     figure, axes = pyplot.subplots(
-        lines, columns, figsize=(5.6 * columns, 4.2 * lines + 0.6), squeeze=False
+        lines, columns, figsize=(5.6 * columns, 4.2 * lines + legend), squeeze=False
     )
     for axis in axes.flat[len(subjects) :]:
         axis.set_visible(False)
     for axis, subject in zip(axes.flat, subjects, strict=False):
         _panel(axis, [row for row in drawn if row.subject == subject], colours)
-    keys = [
-        Line2D([], [], color=colour, marker="o", linestyle="", label=title)
-        for title, colour in colours.items()
-    ] + [
-        Line2D([], [], color="0.4", marker=marker, linestyle="", label=engine)
-        for engine, marker in _MARKERS.items()
-        if any(row.engine == engine for row in drawn)
-    ]
-    figure.tight_layout(rect=(0.0, 0.6 / figure.get_figheight(), 1.0, 1.0))
-    figure.legend(handles=keys, loc="lower center", ncols=5, fontsize=8, frameon=False)
+    figure.tight_layout(rect=(0.0, legend / figure.get_figheight(), 1.0, 1.0))
+    figure.legend(handles=keys, loc="lower center", ncols=across, fontsize=8, frameon=False)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _keys(rows: Sequence[Row], colours: dict[str, str]) -> list[Any]:
+    """Entries of the legend: colours say the method, hollow markers the engine."""
+    from matplotlib.lines import Line2D
+
+    methods = [
+        Line2D([], [], color=colour, marker="o", linestyle="", label=title)
+        for title, colour in colours.items()
+    ]
+    engines = [
+        Line2D([], [], color="0.2", marker=marker, linestyle="", fillstyle="none", label=engine)
+        for engine, marker in _MARKERS.items()
+        if any(row.engine == engine for row in rows)
+    ]
+    return [*methods, *engines]
 
 
 def _panel(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:

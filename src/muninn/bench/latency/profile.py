@@ -82,7 +82,9 @@ KERNELS: tuple[tuple[str, str], ...] = (
 """Pattern in a kernel's name and its group, the first that fits."""
 
 HOST = (FULL_EAGER, STATIC_EAGER, GATED_EAGER)
-DEVICE = (FULL_GRAPH, NETWORK_GRAPH, STATIC_GRAPH, GATED_GRAPH)
+DEVICE = (
+    FULL_GRAPH, NETWORK_GRAPH, STATIC_GRAPH, GATED_GRAPH, "full-compiled-graph", "full-last"
+)  # fmt: skip
 REPEATS = 5
 TRACED = 2  # calls; one of full compute is some 20,000 kernels
 
@@ -265,5 +267,5 @@ def profile_text(rows: Sequence[ProfileRow]) -> str:
         if (row.subject, row.method, row.view) != last:
             last = (row.subject, row.method, row.view)
             lines.append(f"\n{row.subject}, {row.method} ({row.view} time per call)")
-        lines.append(f"  {row.part:<32} {row.ms:10.3f} ms {row.share:7.1%} {row.count:9.1f} times")
+        lines.append(f"  {row.part:<38} {row.ms:10.3f} ms {row.share:7.1%} {row.count:9.1f} times")
     return "\n".join(lines) + "\n"

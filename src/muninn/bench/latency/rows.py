@@ -180,10 +180,11 @@ def read_csv(path: Path, kind: type[Kept]) -> list[Kept]:
 
 
 def merge(old: Iterable[Kept], new: Sequence[Kept]) -> list[Kept]:
-    """New rows in place of all old ones of their subjects, so that subjects can be run one by one.
+    """New rows in the place of all old ones of their subjects: subjects can be run one by one.
 
     Ratios are within a subject, and a subject's methods are always of one run.
     """
-    renewed: set[str] = {row.subject for row in new}
+    old, renewed = list(old), {row.subject for row in new}
+    places = list(dict.fromkeys(row.subject for row in [*old, *new]))
     kept = [row for row in old if row.subject not in renewed]
-    return kept + list(new)
+    return sorted([*kept, *new], key=lambda row: places.index(row.subject))

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from muninn.bench.latency.methods import (
-    FULL_EAGER,
-    FULL_GRAPH,
-    GATED_EAGER,
-    GATED_GRAPH,
+    NETWORK_EAGER,
+    NETWORK_GRAPH,
     STATIC_EAGER,
     STATIC_GRAPH,
 )
@@ -97,7 +95,8 @@ def _page(
         f"# Latency on {device}",
         f"{'; '.join(machines)}. Last run: `{command}`.",
         "All methods of a planner took turns in one run, the device idle before and after each "
-        "call; methods with long calls took part in fewer rounds (column calls). Deviation: from "
+        "call; methods with long calls took part in fewer rounds (column calls). What the last run "
+        "left out is of earlier runs. Deviation: from "
         "Full eager with the same noise, RMS per time step; of networks with random weights it "
         "means nothing. The gate that is timed has a threshold so tight that it spends its cap "
         "early: its time is a gate's, its deviation is not. Memory: most that the first calls "
@@ -127,34 +126,29 @@ def _page(
     return "\n\n".join(parts) + "\n"
 
 
-SUMMARY = {
-    "Full eager": (FULL_EAGER,),
-    "Full compiled": ("full-compiled-graph", "full-compiled"),
-    "Full one graph": (FULL_GRAPH,),
-    "FewSteps": ("few-graph", "few-eager"),
-    "DPM-Solver++": ("dpm-graph", "dpm-eager"),
-    "the paper's gate, eager": ("paper-eager",),
-    "**Muninn static**": (STATIC_GRAPH, STATIC_EAGER),
-    "**Muninn gated**": (GATED_GRAPH, GATED_EAGER),
-}
-"""Columns of the summary; of several methods the first that was measured, graphs before eager."""
-
-
 def summary_table(rows: Sequence[Row]) -> str:
-    """One line per subject, in markdown: what the README shows."""
+    """One line per method, one column per planner, in markdown: what the README shows."""
+    planners = {row.subject: f"{row.title}, {row.precision}" for row in rows}
+    found = {(row.method, row.subject): row for row in rows if row.p50_ms is not None}
+    names = {
+        row.method: f"{row.method_title}, {row.engine}"
+        for row in found.values()
+        if row.method not in (NETWORK_EAGER, NETWORK_GRAPH)
+    }
     lines = []
-    for subject in dict.fromkeys(row.subject for row in rows):
-        own = {row.method: row for row in rows if row.subject == subject and row.p50_ms is not None}
-        cells = []
-        for names in SUMMARY.values():
-            row = next((own[name] for name in names if name in own), None)
-            cells.append(f"{_ms(row.p50_ms)} / {_ms(row.p99_ms)}" if row else "-")
-        static = own.get(STATIC_GRAPH) or own.get(STATIC_EAGER)
-        first = next(row for row in rows if row.subject == subject)
-        ratios = [static.over_eager, static.over_graph] if static else [None, None]
-        lines.append([f"{first.title}, {first.precision}", *cells, *map(_times, ratios)])
-    columns = ["planner", *SUMMARY, "static over Full eager", "static over Full graph"]
-    return _table(" | ".join(columns), lines)
+    for method, name in names.items():
+        own = [found.get((method, subject)) for subject in planners]
+        cells = [f"{_ms(row.p50_ms)} / {_ms(row.p99_ms)}" if row else "-" for row in own]
+        lines.append([f"**{name}**" if name.startswith("Muninn") else name, *cells])
+    best = STATIC_GRAPH if STATIC_GRAPH in names else STATIC_EAGER
+    static = [found.get((best, subject)) for subject in planners]
+    for name, ratios in (
+        ("eager", [row.over_eager if row else None for row in static]),
+        ("graph", [row.over_graph if row else None for row in static]),
+    ):
+        if any(ratios):
+            lines.append([f"{names[best]}: over Full, {name}", *map(_times, ratios)])
+    return _table(" | ".join(["method, engine", *planners.values()]), lines)
 
 
 def method_table(rows: Sequence[Row]) -> str:
