@@ -14,7 +14,7 @@ from muninn.errors import InputError
 from muninn.planners.teacher import Teacher, build_network
 from muninn.planners.unet import UnetConfig
 from muninn.platforms.asv import AsvPlatform
-from muninn.platforms.asv.episode import AsvEpisode
+from muninn.platforms.asv.episode import LOST, AsvEpisode
 from muninn.platforms.asv.lake import GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
 from muninn.platforms.asv.mpc import Mpc, thrust_loop
 from muninn.platforms.asv.reference import FRAME_SECONDS, HORIZON, PlanReference, StopReference
@@ -259,16 +259,25 @@ def test_episodes_repeat_from_their_seed_however_they_are_advanced(teacher: Teac
     assert not np.array_equal(other.goal, paths[0].goal)
 
 
-def test_the_context_is_the_belief_over_ground_and_the_goal_at_rest(teacher: Teacher) -> None:
+def test_plans_go_on_from_the_plan_and_the_goal_is_at_rest(teacher: Teacher) -> None:
     episode = begin(teacher, weather=Air((0.2, 0.0)))
     episode.follow(straight(teacher, OPEN_WATER, 1.5), taken=0.0)
-    episode.advance(12.0)
+    episode.advance(12.3)
     context = episode.context()
     assert context.shape == (1, 2, 4)
     start, goal = teacher.unnormalise(context)[0].numpy()
-    assert start[:2] == pytest.approx(where(episode), abs=0.1)
-    assert start[2:] == pytest.approx(episode.vessel.ground_velocity((0.2, 0.0)), abs=0.1)
+    assert start == pytest.approx([OPEN_WATER[0] + 12.3 * 1.5, OPEN_WATER[1], 1.5, 0.0], abs=1e-3)
+    assert start[:2] == pytest.approx(where(episode), abs=1.0)
     assert goal == pytest.approx([60.0, 0.0, 0.0, 0.0], abs=1e-4)
+
+
+def test_a_vessel_far_from_its_plan_plans_from_where_it_believes_to_be(teacher: Teacher) -> None:
+    episode = begin(teacher, weather=Air((0.2, 0.0)))
+    ahead = OPEN_WATER + np.array([LOST + 1.0, 0.0])
+    episode.follow(straight(teacher, ahead, 0.0), taken=0.0)
+    start = teacher.unnormalise(episode.context())[0, 0].numpy()
+    assert start[:2] == pytest.approx(where(episode), abs=0.3)
+    assert start[2:] == pytest.approx(episode.vessel.ground_velocity((0.2, 0.0)), abs=0.1)
 
 
 def test_plans_that_cannot_be_followed_are_refused(teacher: Teacher) -> None:

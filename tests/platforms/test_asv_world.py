@@ -199,9 +199,11 @@ def test_runs_are_free_bounded_and_end_at_rest() -> None:
         assert np.hypot(*run[:, 2:].T).max() <= data.TOP_SPEED
         assert np.hypot(*np.diff(run[:, 2:], axis=0).T).max() / data.FRAME_SECONDS < 1.3
         assert (run[-1, 2:] == 0.0).all()
-        # Velocities are those of the positions, but for the last frame's shorter way.
+        # Velocities are those of the positions, but for the trapezoid's own error.
         steps = np.diff(run[:-1, :2], axis=0) / data.FRAME_SECONDS
-        assert np.abs(steps - 0.5 * (run[1:-1, 2:] + run[:-2, 2:])).max() < 0.06
+        assert (
+            np.abs(steps - 0.5 * (run[1:-1, 2:] + run[:-2, 2:])).max() < 0.12
+        )  # the trapezoid's own error
 
 
 def test_routes_respect_speed_acceleration_and_turn_rate() -> None:
@@ -232,6 +234,6 @@ def test_data_do_not_depend_on_chunks_and_survive_the_file(tmp_path: Path) -> No
     stored = load_runs(tmp_path / "asv.npz")
     wanted = np.concatenate([data.make_run(4, index) for index in range(3)])
     assert np.abs(stored.frames - wanted).max() < 0.005
-    assert (stored.frame_seconds, stored.position_channels, stored.state_channels) == (0.5, 2, 4)
+    assert (stored.frame_seconds, stored.position_channels, stored.state_channels) == (1.0, 2, 4)
     with pytest.raises(InputError, match="at least one run"):
         data.generate(0)

@@ -12,7 +12,7 @@ from torch import Tensor
 from muninn.planners import Teacher, TemporalUnet, UnetConfig
 from muninn.platforms.crazyflie import arena, route
 from muninn.platforms.crazyflie.arena import Problem
-from muninn.platforms.crazyflie.episode import CrazyflieEpisode
+from muninn.platforms.crazyflie.episode import LOST, CrazyflieEpisode
 from muninn.platforms.crazyflie.model import Wind
 from muninn.platforms.crazyflie.navigation import Crazyflie
 from muninn.platforms.crazyflie.route import HORIZON
@@ -79,6 +79,28 @@ def test_a_plan_is_flown_to_success() -> None:
     ended = episode.time
     episode.advance(1.0)
     assert episode.time == ended
+
+
+def test_plans_go_on_from_the_setpoint() -> None:
+    episode = CrazyflieEpisode(TEACHER, 0, problem=OPEN)
+    plan, run = straight(OPEN)
+    episode.follow(plan, 0.0)
+    episode.advance(0.8)
+    start = TEACHER.unnormalise(episode.context())[0, 0].numpy()
+    # The reference closes in on the plan; the drone, in wind, is only near it.
+    np.testing.assert_allclose(start[:3], run[8, :3], atol=0.03)
+    np.testing.assert_allclose(start[3:], run[8, 3:], atol=0.15)
+    assert 1e-3 < np.linalg.norm(start[:3] - episode.snapshot().position) < 0.1
+
+
+def test_a_setpoint_far_from_the_drone_starts_again_at_the_drone() -> None:
+    episode = CrazyflieEpisode(TEACHER, 0, CALM, OPEN)
+    episode._reference.position = OPEN.start + np.array([0.0, LOST + 0.05, 0.0])
+    before = TEACHER.unnormalise(episode.context())[0, 0, :3].numpy()
+    assert np.linalg.norm(before - OPEN.start) > LOST
+    episode.advance(0.01)
+    after = TEACHER.unnormalise(episode.context())[0, 0, :3].numpy()
+    np.testing.assert_allclose(after, OPEN.start, atol=0.01)
 
 
 def test_a_late_plan_is_joined_where_it_would_have_been() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -206,6 +208,20 @@ def test_damping_slows_down_along_the_same_path() -> None:
     speed = 3.2 / 6.3
     assert places[0] == pytest.approx([2.0 * speed, 0.0, 0.0], abs=0.01)
     assert places[1] == pytest.approx([1.0 * speed, 0.0, 0.0], abs=0.01)
+
+
+def test_outlines_lie_on_surfaces_and_show_every_edge() -> None:
+    lines = arena.outlines()
+    assert len(lines) == 1 + len(arena.BOXES) + len(arena.CYLINDERS)
+    box, centre, half = lines[1], arena.BOXES[0, :3], arena.BOXES[0, 3:]
+    np.testing.assert_allclose(np.abs(box - centre), np.tile(half, (len(box), 1)))
+    steps = (np.abs(np.diff(box, axis=0)) > 1e-9).sum(axis=1)
+    assert (steps == 1).all()  # along edges, never across a face
+    ends = {frozenset(map(tuple, np.round(pair, 6).tolist())) for pair in pairwise(box)}
+    assert len(ends) == 12
+    x, y, radius = arena.CYLINDERS[0]
+    pillar = lines[-len(arena.CYLINDERS)]
+    np.testing.assert_allclose(np.hypot(pillar[:, 0] - x, pillar[:, 1] - y), radius)
 
 
 def test_recorded_runs_are_free_bounded_and_reproducible() -> None:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from muninn.bench.baselines import few_steps
+from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
 from muninn.bench.closed_loop.settings import Settings
 from muninn.bench.maze_planner import find_models
 from muninn.bench.protocol import Run, plain
@@ -82,6 +83,7 @@ def _scout_group(build: Callable[[], Platform], job: tuple[range, Path]) -> int:
     """Fly one group of episodes and keep its contexts; returns how many."""
     group, file = job
     platform = build()
+    evaluate_on_gpu(platform.planner)
     steps = max(2, round(len(platform.planner.sampler) / 10))
     run = plain(few_steps(platform.planner, steps))
     contexts = torch.cat(_scouted(platform, [SCOUTS + seed for seed in group], run))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, field, replace
 
 from muninn.bench.closed_loop.methods import METHODS
 
@@ -33,7 +34,7 @@ class Settings:
     episodes: int = 150
     methods: tuple[str, ...] = tuple(METHODS)
     live: int = 48
-    processes: int = 2
+    processes: int = field(default_factory=lambda: os.cpu_count() or 2)
     seed: int = 0
 
 

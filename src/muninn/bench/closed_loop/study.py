@@ -22,6 +22,7 @@ from muninn.bench.closed_loop.batched import Ticket, fly_all
 from muninn.bench.closed_loop.certified import certify, load_fast, position_metric, scout
 from muninn.bench.closed_loop.loop import Flight
 from muninn.bench.closed_loop.methods import ClosedLoopPrograms, find_method
+from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
 from muninn.bench.closed_loop.settings import Settings
 from muninn.bench.closed_loop.timing import measure_trace
 from muninn.bench.closed_loop.traces import Trace
@@ -179,6 +180,7 @@ def _work(arrived: Any, build: Build, paths: Paths, live: int, tickets: list[Tic
     try:
         platform = build()
         programs = ClosedLoopPrograms(platform, load_fast(platform, paths.certificate))
+        evaluate_on_gpu(platform.planner)
         trace = Trace.load(paths.trace)
         metric = position_metric(platform)
 

@@ -2,7 +2,7 @@
 
 Every run is a function of ``(seed, index)`` alone, so the file does not depend on the number of
 processes. A run leads from anywhere on the water to an allowed goal, at rest there, and its frames
-are ``(x, y, vx, vy)`` every half second. Half of the runs begin on the way of a route, at speed,
+are ``(x, y, vx, vy)`` every second. Half of the runs begin on the way of a route, at speed,
 because a receding-horizon planner mostly starts there; and every run begins with a velocity a
 little off its route's, which dies out within seconds, because a vessel in wind and current does.
 """
@@ -27,7 +27,7 @@ from muninn.platforms.asv.routes import Router, Timed
 from muninn.platforms.asv.shapes import FloatArray
 from muninn.progress import bars
 
-RUNS = 20_000
+RUNS = 40_000
 TOP_SPEED = 2.2
 """Metres per second that no frame exceeds, the velocity error at the start included."""
 
@@ -35,7 +35,7 @@ SMALLEST_CLEARANCE = 0.5
 """Metres that every frame of every run keeps beyond hull and buffer."""
 
 _CHUNK = 100
-_KICK = 0.8
+_KICK = 0.4
 _KICK_SECONDS = 3.0
 _START_CLEARANCE = 1.0
 _START_DISTANCE = 6.0

@@ -22,6 +22,9 @@ GOAL_SECONDS = 3.0
 BUFFER_SECONDS = 1.0
 SUBSTEP = TICK / GYRO_SAMPLES
 
+LOST = 3.0
+"""Metres between the vessel and where it should be from which on plans start at the vessel."""
+
 
 class AsvEpisode:
     """An episode of one problem; begins at rest over ground, holding its position.
@@ -76,8 +79,16 @@ class AsvEpisode:
         self._control()
 
     def context(self) -> Tensor:
-        """The filter's mean state over ground and the goal at rest, normalised: (1, 2, 4)."""
-        start = [*self.filter.position(), *self.filter.ground_velocity()]
+        """Where the vessel should be and the goal at rest, normalised: (1, 2, 4).
+
+        Plans go on from the reference, and control is there to bring the vessel to it: plans from
+        where wind and current have pushed it would give in to every push. A vessel too far from
+        its reference plans from the filter's mean.
+        """
+        place, velocity = (value[0] for value in self._reference.at(np.array([self.time])))
+        if math.dist(place, self.filter.position()) > LOST:
+            place, velocity = self.filter.position(), np.array(self.filter.ground_velocity())
+        start = [*place, *velocity]
         ends = torch.tensor([[start, [*self.goal, 0.0, 0.0]]], dtype=torch.float32)
         return self._teacher.normalise(ends)
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from muninn.platforms.asv.shapes import FloatArray
 
-HORIZON = 256
+HORIZON = 128
 """Frames of a plan: 128 s, longer than any route on this lake."""
 
-FRAME_SECONDS = 0.5
+FRAME_SECONDS = 1.0
 
 _BRAKING = 0.5
 """Deceleration of a stop, m/s^2: what reverse thrust and drag manage at cruise."""

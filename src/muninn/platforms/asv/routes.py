@@ -107,7 +107,7 @@ class Router:
         """The cheapest path over the grid under a random smooth price, (points, 2)."""
         waves = generator.normal(0.0, 1.0 / 30.0, (2, 6))
         field = np.cos(self.nodes @ waves + generator.uniform(0.0, 2.0 * math.pi, 6)).sum(axis=1)
-        price = self._price * np.exp(0.12 * field)
+        price = self._price * np.exp(0.05 * field)
         cost = self._length * (price[self._first] + price[self._second])
         graph = csr_array((cost, (self._first, self._second)), shape=(len(price),) * 2)
         begin, end = (int(np.hypot(*(self.nodes - point).T).argmin()) for point in (start, goal))

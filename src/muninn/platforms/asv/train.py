@@ -12,14 +12,14 @@ from muninn.planners.unet import UnetConfig
 from muninn.platforms.asv.reference import HORIZON
 from muninn.platforms.training import train_platform
 
-NETWORK = UnetConfig(channels=4, widths=(128, 160, 192), blocks=3, middle_blocks=1)
+NETWORK = UnetConfig(channels=4, widths=(160, 192, 192), blocks=3)
 """Sized so that full compute misses the planning period of 1 s on two cores, and a cached program
 makes it easily."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and train."""
-    train_platform("asv", NETWORK, HORIZON, 256, arguments)
+    train_platform("asv", NETWORK, HORIZON, 512, arguments)
 
 
 if __name__ == "__main__":

@@ -104,3 +104,26 @@ def draw_problem(
         start, goal = draw_place(generator), draw_place(generator)
         if np.linalg.norm(goal - start) >= smallest_distance:
             return Problem(start, goal)
+
+
+def outlines() -> list[FloatArray]:
+    """Lines along the edges of the arena and of every obstacle, each (points, 3)."""
+    walls = np.concatenate([np.zeros(3), HALF_SIZE])
+    lines = [box[:3] + box[3:] * _BOX_EDGES for box in (walls, *BOXES)]
+    turn = np.linspace(0.0, 2.0 * np.pi, 25)
+    height = np.repeat([-HALF_SIZE[2], HALF_SIZE[2]], len(turn))
+    for x, y, radius in CYLINDERS:
+        circle = np.stack([x + radius * np.cos(turn), y + radius * np.sin(turn)], axis=1)
+        lines.append(np.column_stack([np.tile(circle, (2, 1)), height]))
+    return lines
+
+
+_BOX_EDGES = np.array(
+    [
+        # One line along all twelve edges of a cube; some twice.
+        [-1, -1, -1], [1, -1, -1], [1, 1, -1], [-1, 1, -1], [-1, -1, -1], [-1, -1, 1],
+        [1, -1, 1], [1, -1, -1], [1, -1, 1], [1, 1, 1], [1, 1, -1], [1, 1, 1],
+        [-1, 1, 1], [-1, 1, -1], [-1, 1, 1], [-1, -1, 1],
+    ],
+    dtype=np.float64,
+)  # fmt: skip

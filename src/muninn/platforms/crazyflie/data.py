@@ -1,8 +1,9 @@
 """Record the Crazyflie planner's training data: ``python -m muninn.platforms.crazyflie.data FILE``.
 
-Routes come from OMPL (RRT-Connect in R^3, the shortest of several attempts after shortcutting),
-keep more clearance than the collision margin, and are timed within bounds on speed and acceleration
-(:mod:`muninn.platforms.crazyflie.route`); each is flown there and back. Every pair of runs is a
+Routes come from OMPL (RRT-Connect in R^3, the shortest of several attempts after shortcutting), are
+relaxed as elastic bands, which keep well clear of obstacles where there is room, and are timed
+within bounds on speed and acceleration (:mod:`muninn.platforms.crazyflie.route`); each is flown
+there and back. Every pair of runs is a
 function of ``(seed, index)`` alone, so the file does not depend on the number of processes.
 
 Most runs lead from one place of the workspace to another. A share is short, down to nothing, which
@@ -35,7 +36,7 @@ from muninn.platforms.crazyflie.arena import (
     draw_problem,
     path_clearance,
 )
-from muninn.platforms.crazyflie.route import FRAME_SECONDS, HORIZON, rounded, timed
+from muninn.platforms.crazyflie.route import FRAME_SECONDS, HORIZON, resample, rounded, timed
 from muninn.progress import bars
 
 SMALLEST_CLEARANCE = 0.18
@@ -46,6 +47,9 @@ SHORT_SHARE = 0.15
 MOVING_SHARE = 0.2
 
 _SHORTCUTS = 40
+_BAND_CLEARANCE = 0.45
+_BAND_SPACING = 0.05
+_BAND_ROUNDS = 60
 _SEARCH_SECONDS = 5.0
 
 
@@ -104,6 +108,7 @@ def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
         elif kind < SHORT_SHARE + MOVING_SHARE:
             places.insert(1, draw_place(generator))
         legs = [find_route(*pair, seed=int(generator.integers(2**31))) for pair in pairwise(places)]
+        legs = [relaxed(leg) for leg in legs]
         path = rounded(np.concatenate([legs[0], *(leg[1:] for leg in legs[1:])]))
         # The bounds are the same both ways, and a search costs ten times what timing does.
         there, back = timed(path), timed(path[::-1])
@@ -117,6 +122,24 @@ def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
             and path_clearance(back[:, :3]) >= SMALLEST_CLEARANCE
         ):
             return there, back
+
+
+def relaxed(route: FloatArray) -> FloatArray:
+    """The route as an elastic band: contracted, and pushed away from close obstacles.
+
+    Shortest routes touch the margins of what they pass, so that a robot a little off is in them;
+    and routes that were shortened at random differ where nothing distinguishes them, which a
+    planner cannot learn.
+    """
+    band = resample(route, _BAND_SPACING)
+    for _ in range(_BAND_ROUNDS):
+        inner = band[1:-1]
+        inner += 0.25 * (band[:-2] + band[2:] - 2.0 * inner)
+        around = clearance(inner + _AROUND[:, None])
+        slope = (around[::2] - around[1::2]).T / (2.0 * _REACH)
+        lack = np.maximum(_BAND_CLEARANCE - around.mean(axis=0), 0.0)
+        inner += 0.2 * lack[:, None] * slope
+    return band
 
 
 def _from_before(run: FloatArray, place: FloatArray, metres: float) -> FloatArray:
@@ -167,6 +190,10 @@ def _is_free(state: Sequence[float]) -> bool:
     return True
 
 
+_REACH = 0.01
+_AROUND = _REACH * np.repeat(np.eye(3), 2, axis=0) * np.array([1.0, -1.0] * 3)[:, None]
+"""Small steps forth and back along each axis, (6, 3)."""
+
 _HALF = tuple(HALF_SIZE.tolist())
 _CYLINDERS = [tuple(row) for row in CYLINDERS.tolist()]
 _BOXES = [tuple(row) for row in BOXES.tolist()]
@@ -200,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m muninn.platforms.crazyflie.data", description=__doc__
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=18_000, help="number of runs")
+    parser.add_argument("--count", type=int, default=50_000, help="number of runs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args(arguments)

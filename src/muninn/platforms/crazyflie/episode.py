@@ -24,6 +24,9 @@ VELOCITY_NOISE = 0.02
 """Of the velocity estimate, m/s. Attitude and angular velocity come from the drone's own
 estimator and are taken as exact."""
 
+LOST = 0.25
+"""Metres between drone and setpoint from which on the setpoint starts again at the drone."""
+
 _STEPS_PER_SETPOINT = 5
 _SETPOINT_SECONDS = _STEPS_PER_SETPOINT * PHYSICS_STEP
 
@@ -66,8 +69,13 @@ class CrazyflieEpisode:
         self._sense()
 
     def context(self) -> Tensor:
-        """Sensed position and velocity, and the goal at rest, in the planner's units: (1, 2, 6)."""
-        start = np.concatenate([self._sensed_position, self._sensed_velocity])
+        """The setpoint, and the goal at rest, in the planner's units: (1, 2, 6).
+
+        Plans go on from the setpoint, not from the drone: the controller is there to bring the
+        drone to it. Plans from where the wind has pushed it would give in to every push, ten
+        times a second, and so drift into whatever they pass.
+        """
+        start = np.concatenate([self._reference.position, self._reference.velocity])
         ends = np.stack([start, np.concatenate([self.goal, np.zeros(3)])])
         return self._teacher.normalise(torch.tensor(ends, dtype=torch.float32))[None]
 
@@ -104,6 +112,9 @@ class CrazyflieEpisode:
         rotation = drone.rotation
         if self._steps % _STEPS_PER_SETPOINT == 0:
             self._blowing = self._air.next()
+            off = self._sensed_position - self._reference.position
+            if float(np.linalg.norm(off)) > LOST:
+                self._reference.restart(self._sensed_position, self._sensed_velocity)
             setpoint = self._reference.next(_SETPOINT_SECONDS)
             controller.command(
                 setpoint, self._sensed_position, self._sensed_velocity, rotation, _SETPOINT_SECONDS

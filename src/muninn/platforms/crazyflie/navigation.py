@@ -10,7 +10,7 @@ from muninn.bench.maze_planner import find_models, maze_planner
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.planners.teacher import Teacher, load_teacher
-from muninn.platforms.crazyflie.arena import COLLISION_MARGIN, clearance
+from muninn.platforms.crazyflie.arena import COLLISION_MARGIN, clearance, outlines
 from muninn.platforms.crazyflie.episode import CrazyflieEpisode
 from muninn.platforms.crazyflie.model import FloatArray, Wind
 from muninn.platforms.crazyflie.reference import PlanSpline
@@ -51,6 +51,10 @@ class Crazyflie:
     def path(self, plan: Tensor) -> FloatArray:
         """Planned positions, metres, (horizon, 3)."""
         return np.asarray(self.teacher.unnormalise(plan)[..., :3].double().cpu().numpy())
+
+    def outlines(self) -> list[FloatArray]:
+        """Edges of the arena and its obstacles, each (points, 3), for pictures."""
+        return outlines()
 
 
 def _bundled() -> Teacher:

@@ -79,6 +79,10 @@ class Reference:
         """Come to rest at a place, (3,)."""
         self._spline, self._place = None, place.copy()
 
+    def restart(self, position: FloatArray, velocity: FloatArray) -> None:
+        """Go on from another state, (3,) each, to what is followed or held."""
+        self.position, self.velocity = position.copy(), _limited(velocity, TOP_SPEED)
+
     def next(self, seconds: float) -> Setpoint:
         """The next setpoint; time passes by ``seconds``, along the plan by factor times that."""
         target, speed, push = self._place, np.zeros(3), np.zeros(3)

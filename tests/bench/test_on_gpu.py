@@ -1,0 +1,42 @@
+"""A planner on the CPU whose network a GPU evaluates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
+from muninn.bench.maze_planner import maze_planner
+from muninn.planner import Planner
+from muninn.planners import Teacher, TemporalUnet, UnetConfig
+from muninn.schedule import Schedule
+
+
+def small_planner() -> Planner:
+    torch.manual_seed(0)
+    schedule = Schedule.cosine(20)
+    network = TemporalUnet(UnetConfig(widths=(8, 16), heads=2, time_width=16), schedule, 16)
+    limits = torch.ones(6)
+    return maze_planner(Teacher(network.eval(), -limits, limits, 16, schedule, 0.1))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
+def test_without_a_gpu_nothing_changes() -> None:
+    planner = small_planner()
+    assert not evaluate_on_gpu(planner)
+    assert "forward" not in vars(planner.denoiser.network)  # type: ignore[attr-defined]
+
+
+@pytest.mark.gpu
+def test_plans_are_the_same_up_to_rounding_and_stay_on_the_cpu() -> None:
+    planner = small_planner()
+    identity = planner.identity()
+    context = torch.rand(5, 2, 4) - 0.5
+    noise = planner.draw_noise(seeds=range(5))
+    before = planner.sample(context, noise=noise)
+    assert evaluate_on_gpu(planner)
+    after = planner.sample(context, noise=noise)
+    assert after.device.type == "cpu"
+    torch.testing.assert_close(after, before, atol=2e-5, rtol=0.0)
+    assert not torch.equal(after, before)  # it was the GPU
+    assert planner.identity() == identity
