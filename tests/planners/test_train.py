@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,6 +195,30 @@ def test_training_resumes_where_it_stopped(tmp_path: Path) -> None:
     # With no learning rate the weights of the resumed training are the saved ones.
     for name, value in saved["network"].items():
         assert torch.equal(continued["network"][name], value)
+
+
+def test_an_interrupted_training_leaves_a_checkpoint_and_a_teacher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muninn.planners.train.SAVE_SECONDS", 0.0)
+    drawn = PlanSource.draw
+    count = iter(range(100))
+
+    def interrupted(self: PlanSource, *arguments: Any) -> Any:
+        if next(count) == 6:  # one draw is the held-out windows
+            raise KeyboardInterrupt
+        return drawn(self, *arguments)
+
+    monkeypatch.setattr(PlanSource, "draw", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_config(tmp_path, maximum_steps=50))
+    out = tmp_path / "out"
+    names = {path.name for path in out.iterdir()}
+    assert names == {"checkpoint.pt", "teacher.safetensors", "training.csv"}
+    saved = torch.load(out / "checkpoint.pt", weights_only=True)
+    assert saved["step"] == 5
+    for name, value in load_teacher(out / "teacher.safetensors").network.state_dict().items():
+        assert torch.equal(value.half(), saved["average"][name].half())
 
 
 def test_command_line_fills_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

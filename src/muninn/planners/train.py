@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,9 @@ ARCHITECTURES: dict[str, type[NetworkConfig]] = {
     "unet": UnetConfig,
     "transformer": TransformerConfig,
 }
+
+SAVE_SECONDS = 60.0
+"""Between two checkpoints: more is not lost when a training is interrupted."""
 
 _COLUMNS = ("step", "seconds", "learning_rate", "loss", "validation_loss")
 
@@ -194,7 +198,26 @@ def train(config: TrainingConfig) -> Path:
     budget, pause = config.minutes * 60.0, (config.pause_minutes or config.minutes) * 60.0
     total, since_report = torch.zeros((), device=device), 0
     started: float | None = None
-    already = seconds
+    already = kept = seconds
+
+    def save() -> Path:
+        """Keep what there is; each file is whole at any moment."""
+        state = {
+            "network": network.state_dict(), "average": average.state_dict(),
+            "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds, "rows": rows,
+        }  # fmt: skip
+        teacher = Teacher(
+            average, low, high, config.horizon, schedule, runs.frame_seconds, network.predicts, clip
+        )
+        path = config.out / "teacher.safetensors"
+        with TemporaryDirectory(dir=config.out) as folder:
+            _write_curve(Path(folder) / "training.csv", rows)
+            torch.save(state, Path(folder) / "checkpoint.pt")
+            save_teacher(Path(folder) / path.name, teacher)
+            for made in Path(folder).iterdir():
+                made.replace(config.out / made.name)
+        return path
+
     while True:
         rate = _learning_rate(config, step, seconds / budget)
         for group in optimizer.param_groups:
@@ -220,6 +243,9 @@ def train(config: TrainingConfig) -> Path:
         done = seconds >= min(pause, budget) or (
             config.maximum_steps is not None and step >= config.maximum_steps
         )
+        if seconds >= kept + SAVE_SECONDS and not done:
+            save()
+            kept = seconds
         if step % config.report_steps == 0 or done:
             fixed = torch.Generator(device).manual_seed(config.seed + 2)
             with torch.no_grad():
@@ -232,18 +258,7 @@ def train(config: TrainingConfig) -> Path:
         if done:
             break
 
-    _write_curve(config.out / "training.csv", rows)
-    state = {
-        "network": network.state_dict(), "average": average.state_dict(),
-        "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds, "rows": rows,
-    }  # fmt: skip
-    torch.save(state, config.out / "checkpoint.pt")
-    path = config.out / "teacher.safetensors"
-    teacher = Teacher(
-        average, low, high, config.horizon, schedule, runs.frame_seconds, network.predicts, clip
-    )
-    save_teacher(path, teacher)
-    return path
+    return save()
 
 
 def _read(path: Path) -> Runs:
