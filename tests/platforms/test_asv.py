@@ -140,23 +140,36 @@ def test_an_unreachable_reference_gets_full_thrust_and_no_more() -> None:
     assert 0.8 * most < speed < most + 0.01
 
 
-def test_the_factor_damps_set_points_before_saturation() -> None:
+def test_thrust_is_saturated() -> None:
     hull, state = Hull(), np.zeros(8)
-    full = sum(thrust_loop(hull, (0.2, 0.0), state, 1.0))
-    half = sum(thrust_loop(hull, (0.4, 0.0), state, 0.5))
-    assert half == pytest.approx(full)
-    assert sum(thrust_loop(hull, (0.4, 0.0), state, 1.0)) > full
-    assert thrust_loop(hull, (50.0, 0.0), state, 0.5) == (hull.thrust_high, hull.thrust_high)
+    assert thrust_loop(hull, (50.0, 0.0), state) == (hull.thrust_high, hull.thrust_high)
+    assert 0.0 < thrust_loop(hull, (0.2, 0.0), state)[0] < hull.thrust_high
 
 
-def test_a_damped_vessel_goes_slower(teacher: Teacher) -> None:
+def test_a_damped_plan_is_followed_along_the_same_way_at_a_share_of_its_speed() -> None:
+    frames = np.random.default_rng(0).normal(size=(9, 4))
+    plain = PlanReference(frames, begin=1.0)
+    damped = PlanReference(frames, begin=1.0, joined=3.0, factor=0.5)
+    times = np.linspace(3.0, 12.0, 40)
+    position, velocity = damped.at(times)
+    wanted = plain.at(3.0 + 0.5 * (times - 3.0))
+    assert position == pytest.approx(wanted[0])
+    assert velocity == pytest.approx(0.5 * wanted[1])
+
+
+def test_a_damped_vessel_goes_slower_but_its_plans_do_not(teacher: Teacher) -> None:
     ways = []
     for factor in (1.0, 0.5):
         episode = begin(teacher)
         episode.follow(straight(teacher, OPEN_WATER, 1.5), taken=0.0, factor=factor)
         episode.advance(8.0)
         ways.append(episode.vessel.x - OPEN_WATER[0])
-    assert ways[1] < 0.8 * ways[0]
+        start = teacher.unnormalise(episode.context())[0, 0].numpy()
+        assert start[:2] == pytest.approx(
+            OPEN_WATER + np.array([8.0 * 1.5 * factor, 0.0]), abs=1e-3
+        )
+        assert start[2:] == pytest.approx([1.5, 0.0], abs=1e-3)
+    assert 0.4 * ways[0] < ways[1] < 0.7 * ways[0]
 
 
 def test_a_late_plan_is_joined_where_it_is_by_now(teacher: Teacher) -> None:

@@ -93,6 +93,20 @@ def test_plans_go_on_from_the_setpoint() -> None:
     assert 1e-3 < np.linalg.norm(start[:3] - episode.snapshot().position) < 0.1
 
 
+def test_damping_does_not_compound_from_plan_to_plan() -> None:
+    plan, run = straight(OPEN)
+    episode = CrazyflieEpisode(TEACHER, 0, problem=OPEN)
+    episode.follow(plan, 0.0, factor=0.5)
+    episode.advance(1.6)
+    start = TEACHER.unnormalise(episode.context())[0, 0].numpy()
+    # Half the way in time along the plan, at the plan's own speed there.
+    np.testing.assert_allclose(start[:3], run[8, :3], atol=0.03)
+    np.testing.assert_allclose(start[3:], run[8, 3:], atol=0.15)
+    episode.hold()
+    episode.advance(2.0)
+    assert np.abs(TEACHER.unnormalise(episode.context())[0, 0, 3:].numpy()).max() < 0.02
+
+
 def test_a_setpoint_far_from_the_drone_starts_again_at_the_drone() -> None:
     episode = CrazyflieEpisode(TEACHER, 0, CALM, OPEN)
     episode._reference.position = OPEN.start + np.array([0.0, LOST + 0.05, 0.0])

@@ -64,7 +64,8 @@ class Episode(Protocol):
             plan: the planner's, (horizon, dim), in its own normalised units.
             taken: simulated time of the context that it was made for: the plan's first frame. A
                 plan that took long is joined where it would have been by now.
-            factor: damps commands, which are saturated after it.
+            factor: damps commands, which are saturated after it; with a reference in time, the
+                plan is followed at this share of its speed.
         """
         ...
 

@@ -83,9 +83,11 @@ class AsvEpisode:
 
         Plans go on from the reference, and control is there to bring the vessel to it: plans from
         where wind and current have pushed it would give in to every push. A vessel too far from
-        its reference plans from the filter's mean.
+        its reference plans from the filter's mean. The velocity is the plan's own, not the damped
+        one: a plan from a slower state would be slower itself, and be damped again.
         """
         place, velocity = (value[0] for value in self._reference.at(np.array([self.time])))
+        velocity = velocity / self._factor
         if math.dist(place, self.filter.position()) > LOST:
             place, velocity = self.filter.position(), np.array(self.filter.ground_velocity())
         start = [*place, *velocity]
@@ -94,6 +96,8 @@ class AsvEpisode:
 
     def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
         """Track a plan, (horizon, 4), whose first frame was at simulated time ``taken``.
+
+        From now on it is followed at ``factor`` of its speed.
 
         Raises:
             InputError: the plan is not finite or has another shape, or comes from the future.
@@ -107,7 +111,7 @@ class AsvEpisode:
                 f"the plan is of {taken} s, but it is {self.time} s; give its past time"
             )
         frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
-        self._reference = PlanReference(frames, taken)
+        self._reference = PlanReference(frames, taken, self.time, factor)
         self._factor, self._holding = factor, False
 
     def hold(self) -> None:
@@ -160,7 +164,7 @@ class AsvEpisode:
     def _control(self) -> None:
         state = self.filter.mean
         setpoint = self._mpc.solve(self.time, state, self._reference)
-        self._command = thrust_loop(self.vessel.hull, setpoint, state, self._factor)
+        self._command = thrust_loop(self.vessel.hull, setpoint, state)
 
     def _judge(self) -> None:
         """Success and shore by the filter's mean, contact by the true hull, as the paper has it."""

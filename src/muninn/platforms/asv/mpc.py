@@ -210,16 +210,15 @@ def _changing(matrix: Any) -> FloatArray:
 
 
 def thrust_loop(
-    hull: Hull, setpoint: tuple[float, float], state: FloatArray, factor: float
+    hull: Hull, setpoint: tuple[float, float], state: FloatArray
 ) -> tuple[float, float]:
     """Left and right thrust for set points ``(v, omega)``, saturated, N.
 
     Drag of the set point, its error over a third of a second, and the coupling through sway
-    cancelled, so that surge and yaw are what the MPC takes them for. ``factor`` damps the set
-    points before all that.
+    cancelled, so that surge and yaw are what the MPC takes them for.
     """
     u, v, r = state[3:6].tolist()
-    speed, rate = factor * setpoint[0], factor * setpoint[1]
+    speed, rate = setpoint
     mass_u, mass_v = hull.mass_surge, hull.mass_sway
     force = hull.drag_surge(speed) + mass_u * (speed - u) / _SETTLE - mass_v * v * r
     moment = hull.drag_yaw(rate) + hull.inertia_yaw * (rate - r) / _SETTLE

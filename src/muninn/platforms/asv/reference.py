@@ -35,10 +35,14 @@ class PlanReference:
     Args:
         frames: world units, (frames, 4).
         begin: episode time of the first frame, seconds.
+        joined: episode time from which on it is followed, seconds.
+        factor: share of its speed at which it is followed.
     """
 
-    def __init__(self, frames: FloatArray, begin: float) -> None:
-        self._begin = begin
+    def __init__(
+        self, frames: FloatArray, begin: float, joined: float = 0.0, factor: float = 1.0
+    ) -> None:
+        self._begin, self._joined, self._factor = begin, joined, factor
         self._last = len(frames) - 1
         here, there = frames[:-1, :2], frames[1:, :2]
         out, into = frames[:-1, 2:4] * FRAME_SECONDS, frames[1:, 2:4] * FRAME_SECONDS
@@ -49,13 +53,14 @@ class PlanReference:
         self._end = frames[-1, :2].copy()
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
-        place = np.maximum((times - self._begin) / FRAME_SECONDS, 0.0)
+        along = self._joined - self._begin + self._factor * (times - self._joined)
+        place = np.maximum(along / FRAME_SECONDS, 0.0)
         segment = np.minimum(place.astype(np.int64), self._last - 1)
         s = np.minimum(place - segment, 1.0)[:, None]
         rows = self._coefficients[segment]
         a, b, c, d = rows[:, :2], rows[:, 2:4], rows[:, 4:6], rows[:, 6:]
         position = a + s * (b + s * (c + s * d))
-        velocity = (b + s * (2.0 * c + s * (3.0 * d))) / FRAME_SECONDS
+        velocity = (b + s * (2.0 * c + s * (3.0 * d))) * (self._factor / FRAME_SECONDS)
         velocity[place >= self._last] = 0.0
         return position, velocity
 

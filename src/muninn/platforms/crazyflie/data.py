@@ -8,7 +8,8 @@ function of ``(seed, index)`` alone, so the file does not depend on the number o
 
 Most runs lead from one place of the workspace to another. A share is short, down to nothing, which
 is what correcting a hover looks like; a share begins on the move, in whatever direction, which is
-what a robot looks like that was pushed, or has changed its mind.
+what a robot looks like that was pushed, or has changed its mind; and a share begins closer to an
+obstacle than any route leads, which is where a pushed robot must find its way out.
 """
 
 from __future__ import annotations
@@ -45,7 +46,12 @@ SMALLEST_CLEARANCE = 0.18
 ATTEMPTS = 3
 SHORT_SHARE = 0.15
 MOVING_SHARE = 0.2
+CLOSE_SHARE = 0.15
 
+CLOSEST_START = 0.115
+"""Clearance of a start close to an obstacle, metres: all but a collision."""
+
+_OUT_CLEARANCE = 0.11
 _SHORTCUTS = 40
 _BAND_CLEARANCE = 0.45
 _BAND_SPACING = 0.05
@@ -99,6 +105,7 @@ def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
     while True:
         problem = draw_problem(generator, 0.0 if kind < SHORT_SHARE else SMALLEST_DISTANCE)
         places = [problem.start, problem.goal]
+        begin = None
         if kind < SHORT_SHARE:
             direction = generator.standard_normal(3)
             reach = generator.random() * direction / np.linalg.norm(direction)
@@ -107,21 +114,41 @@ def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
                 continue
         elif kind < SHORT_SHARE + MOVING_SHARE:
             places.insert(1, draw_place(generator))
+        elif kind < SHORT_SHARE + MOVING_SHARE + CLOSE_SHARE:
+            begin = draw_place(generator, CLOSEST_START)
+            places[0] = pushed_out(begin)
+            if clearance(begin) > WORKSPACE_MARGIN or clearance(places[0]) < WORKSPACE_MARGIN:
+                continue
         legs = [find_route(*pair, seed=int(generator.integers(2**31))) for pair in pairwise(places)]
         legs = [relaxed(leg) for leg in legs]
         path = rounded(np.concatenate([legs[0], *(leg[1:] for leg in legs[1:])]))
         # The bounds are the same both ways, and a search costs ten times what timing does.
         there, back = timed(path), timed(path[::-1])
+        least = SMALLEST_CLEARANCE
+        if begin is not None:
+            there = timed(rounded(relaxed(np.concatenate([begin[None], legs[0]]))))
+            least = _OUT_CLEARANCE
         if len(legs) == 2:
             # At most 0.6 m before the turn: earlier, the way round it would look wanted.
             before = 0.6 * generator.random()
             there, back = (_from_before(run, places[1], before) for run in (there, back))
         if (
             max(len(there), len(back)) <= HORIZON
-            and path_clearance(there[:, :3]) >= SMALLEST_CLEARANCE
+            and path_clearance(there[:, :3]) >= least
             and path_clearance(back[:, :3]) >= SMALLEST_CLEARANCE
         ):
             return there, back
+
+
+def pushed_out(place: FloatArray) -> FloatArray:
+    """Where the way straight out from the nearest obstacle is clear enough for a route, (3,)."""
+    place = place.copy()
+    for _ in range(30):
+        around = clearance(place + _AROUND)
+        if around.mean() >= WORKSPACE_MARGIN + 0.02:
+            break
+        place += 0.02 * (around[::2] - around[1::2]) / (2.0 * _REACH)
+    return place
 
 
 def relaxed(route: FloatArray) -> FloatArray:

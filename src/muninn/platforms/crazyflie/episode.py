@@ -73,9 +73,10 @@ class CrazyflieEpisode:
 
         Plans go on from the setpoint, not from the drone: the controller is there to bring the
         drone to it. Plans from where the wind has pushed it would give in to every push, ten
-        times a second, and so drift into whatever they pass.
+        times a second, and so drift into whatever they pass. The velocity is the plan's own, not
+        the damped one: a plan from a slower state would be slower itself, and be damped again.
         """
-        start = np.concatenate([self._reference.position, self._reference.velocity])
+        start = np.concatenate([self._reference.position, self._reference.planned_velocity])
         ends = np.stack([start, np.concatenate([self.goal, np.zeros(3)])])
         return self._teacher.normalise(torch.tensor(ends, dtype=torch.float32))[None]
 

@@ -67,6 +67,11 @@ class Reference:
         self._place = place.copy()
 
     @property
+    def planned_velocity(self) -> FloatArray:
+        """The velocity of the plan itself, without damping, m/s, (3,)."""
+        return self.velocity if self._spline is None else self._spline.at(self._time)[1]
+
+    @property
     def holding(self) -> bool:
         """Is it drawn to a place instead of a plan?"""
         return self._spline is None
@@ -77,7 +82,7 @@ class Reference:
 
     def hold(self, place: FloatArray) -> None:
         """Come to rest at a place, (3,)."""
-        self._spline, self._place = None, place.copy()
+        self._spline, self._place, self._factor = None, place.copy(), 1.0
 
     def restart(self, position: FloatArray, velocity: FloatArray) -> None:
         """Go on from another state, (3,) each, to what is followed or held."""
