@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,14 @@ def test_unknown_choices_are_refused(issued: Certificate) -> None:
         cache(planner(), issued, on_mismatch="ignore")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="on_failure is 'full' or 'error', got 'retry'"):
         cache(planner(), issued, on_failure="retry")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [None, 3, b"c.safetensors", {"member": 1}])
+@pytest.mark.parametrize("on_mismatch", ["error", "full"])
+def test_what_is_no_certificate_is_refused(given: Any, on_mismatch: Any) -> None:
+    words = f"a Certificate or the path of its file, got {given!r}; muninn.calibrate"
+    with pytest.raises(InputError, match=re.escape(words)):
+        cache(planner(), given, on_mismatch=on_mismatch)
 
 
 # -- state -----------------------------------------------------------------------------------

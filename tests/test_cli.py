@@ -37,6 +37,10 @@ def test_every_command_explains_itself() -> None:
     for command in ("train", "calibrate", "evaluate", "demo", "inspect", "report", "bench"):
         assert command in listing
         assert runner.invoke(app, [command, "--help"]).exit_code == 0
+    listing = runner.invoke(app, ["bench", "--help"]).output
+    for command in ("metaworld", "monitor", "coverage", "latency", "soak", "few-steps"):
+        assert command in listing
+        assert runner.invoke(app, ["bench", command, "--help"]).exit_code == 0
 
 
 def test_inspect_prints_the_promise_and_its_limits(certificate: Path) -> None:

@@ -21,7 +21,8 @@ from muninn.metrics import rms_step
 from muninn.paired import PairedCalls
 from muninn.plan import Adaptive, Everywhere, Family, Program, Static
 from muninn.search import Search
-from muninn.tuning import EVEN, Found, StaticSearch, adaptive_family, tune, tune_family
+from muninn.static_search import EVEN, Found
+from muninn.tuning import StaticSearch, adaptive_family, tune, tune_family
 
 CALLS, STEPS = 16, 12
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Literal
 
@@ -84,9 +85,15 @@ def cache(
 
     Raises:
         CertificateError: names the fields that differ, with ``on_mismatch="error"``.
+        InputError: what is given is neither a certificate nor a path.
     """
     if on_mismatch not in ("error", "full"):
         raise InputError(f"on_mismatch is 'error' or 'full', got {on_mismatch!r}")
+    if not isinstance(certificate, Certificate | str | PathLike):
+        raise InputError(
+            "certificate is a Certificate or the path of its file, got "
+            f"{certificate!r:.80}; muninn.calibrate(planner, ...) makes one"
+        )
     try:
         if not isinstance(certificate, Certificate):
             certificate = Certificate.load(certificate)

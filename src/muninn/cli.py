@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from muninn.bench.closed_loop.command import fly
+from muninn.bench.command import Seed, command_line, console, coverage, few_steps, latency, soak
 from muninn.bench.metaworld.command import metaworld
 from muninn.bench.monitor.command import monitor
 from muninn.errors import InputError, MuninnError
@@ -26,11 +25,9 @@ app = typer.Typer(
 bench = typer.Typer(help="Benchmarks whose raw numbers are committed under results/.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
 app.command()(fly)
-bench.command()(metaworld)
-bench.command()(monitor)
-console = Console()
+for _study in (metaworld, monitor, coverage, latency, soak, few_steps):
+    bench.command()(_study)
 
-Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
 ToleranceOption = Annotated[float, typer.Option(help="Largest deviation, in units of the metric.")]
 RiskOption = Annotated[float, typer.Option(help="Share of calls that may exceed the tolerance.")]
 ConfidenceOption = Annotated[
@@ -49,10 +46,6 @@ def main() -> None:
     except (MuninnError, OSError) as error:
         console.print(f"[bold red]error:[/] {error}", highlight=False)
         sys.exit(2)
-
-
-def _command() -> str:
-    return shlex.join(["muninn", *sys.argv[1:]])
 
 
 @app.command()
@@ -96,7 +89,7 @@ def demo(
         calls=test_calls,
         timed=timed,
         drive=True,
-        command=_command(),
+        command=command_line(),
     )
     print_result(console, result)
     report_path = write_report(out)
@@ -176,7 +169,7 @@ def calibrate(
     certificate.save(out)
     journal.unlink()
     if save_family is not None:
-        maze_study.save_family(save_family, certificate.family, seed, _command())
+        maze_study.save_family(save_family, certificate.family, seed, command_line())
     print_certificate(console, certificate)
 
 
@@ -202,7 +195,7 @@ def evaluate(
         calls=calls,
         timed=timed,
         drive=drive,
-        command=_command(),
+        command=command_line(),
     )
     print_result(console, result)
 
@@ -262,103 +255,11 @@ def ablate(
                 raw / name,
                 QUICK if quick else FULL,
                 device=device,
-                command=_command(),
+                command=command_line(),
                 families=tuned / name / "families.json",
             )
         for line in write_results(raw / name, out / name):
             console.print(line, highlight=False)
-
-
-@bench.command()
-def coverage(
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/coverage"),
-    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test.")] = False,
-    seed: Seed = 0,
-) -> None:
-    """Check the certificate itself: hundreds of calibrations, each deployed on fresh calls."""
-    from muninn.bench.coverage import run_coverage
-
-    criteria = run_coverage(out, quick=quick, seed=seed, command=_command())
-    for criterion in criteria:
-        console.print(str(criterion), highlight=False)
-
-
-@bench.command()
-def latency(
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test, under runs/.")] = False,
-    profile: Annotated[bool, typer.Option(help="Also measure where the time goes.")] = False,
-    subject: Annotated[
-        list[str] | None, typer.Option(help="A planner to time, may be repeated; all by default.")
-    ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="A method to time, may be repeated; all by default.")
-    ] = None,
-    compile: Annotated[bool, typer.Option(help="Time compiled networks too.")] = True,
-    growth: Annotated[bool, typer.Option(help="Measure how cost grows with sizes.")] = True,
-    batches: Annotated[bool, typer.Option(help="Measure throughput of batches.")] = True,
-) -> None:
-    """Time every way to make a plan, side by side on this machine; subjects of other runs stay."""
-    from muninn.bench.latency.study import run_latency
-
-    found = run_latency(
-        Path("runs/latency-quick") if quick else out,
-        device,
-        quick,
-        profile,
-        _command(),
-        subjects=subject or None,
-        methods=method or None,
-        compiled=compile,
-        growth=growth,
-        batches=batches,
-    )
-    for target in found:
-        console.print(str(target), highlight=False)
-
-
-@bench.command()
-def soak(
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    calls: Annotated[int, typer.Option(help="Calls in all.")] = 2000,
-) -> None:
-    """Thousands of calls of changing shape: does memory grow, do outputs change?"""
-    from muninn.bench.latency.soak import run_soak
-
-    for run in run_soak(out, device, calls, _command()):
-        before, after = run.allocated_mb
-        console.print(
-            f"{run.program}, {run.engine}: {run.calls} calls, {run.changed} results changed, "
-            f"memory {before:.1f} -> {after:.1f} MB",
-            highlight=False,
-        )
-
-
-@bench.command("few-steps")
-def few_steps(
-    out: Annotated[Path, typer.Option(help="Table to write.")] = Path(
-        "results/maze2d/few_steps.csv"
-    ),
-    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 220,
-    seed: Seed = 0,
-) -> None:
-    """How close plain DDIM with fewer steps comes on the bundled planner: the cheap alternative."""
-    import csv
-
-    from muninn.bench.maze_planner import bundled_teacher
-    from muninn.bench.maze_study import MazeStudy
-
-    study = MazeStudy.of(bundled_teacher(), seed)
-    counts = (4, 6, 8, 10, 15, 20, 30, 50, 80)
-    rows = study.few_step_table(counts, calls, (0.002, 0.01, 0.05))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    console.print(out.read_text())
 
 
 def _teacher(path: Path | None) -> Teacher:

@@ -1,0 +1,108 @@
+"""The commands `muninn bench coverage`, `latency`, `soak` and `few-steps`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+console = Console()
+
+Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
+
+
+def command_line() -> str:
+    """The command that is running, as results record it."""
+    return shlex.join(["muninn", *sys.argv[1:]])
+
+
+def coverage(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/coverage"),
+    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Check the certificate itself: hundreds of calibrations, each deployed on fresh calls."""
+    from muninn.bench.coverage import run_coverage
+
+    criteria = run_coverage(out, quick=quick, seed=seed, command=command_line())
+    for criterion in criteria:
+        console.print(str(criterion), highlight=False)
+
+
+def latency(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test, under runs/.")] = False,
+    profile: Annotated[bool, typer.Option(help="Also measure where the time goes.")] = False,
+    subject: Annotated[
+        list[str] | None, typer.Option(help="A planner to time, may be repeated; all by default.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method to time, may be repeated; all by default.")
+    ] = None,
+    compile: Annotated[bool, typer.Option(help="Time compiled networks too.")] = True,
+    growth: Annotated[bool, typer.Option(help="Measure how cost grows with sizes.")] = True,
+    batches: Annotated[bool, typer.Option(help="Measure throughput of batches.")] = True,
+) -> None:
+    """Time every way to make a plan, side by side on this machine; subjects of other runs stay."""
+    from muninn.bench.latency.study import run_latency
+
+    found = run_latency(
+        Path("runs/latency-quick") if quick else out,
+        device,
+        quick,
+        profile,
+        command_line(),
+        subjects=subject or None,
+        methods=method or None,
+        compiled=compile,
+        growth=growth,
+        batches=batches,
+    )
+    for target in found:
+        console.print(str(target), highlight=False)
+
+
+def soak(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    calls: Annotated[int, typer.Option(help="Calls in all.")] = 2000,
+) -> None:
+    """Thousands of calls of changing shape: does memory grow, do outputs change?"""
+    from muninn.bench.latency.soak import run_soak
+
+    for run in run_soak(out, device, calls, command_line()):
+        before, after = run.allocated_mb
+        console.print(
+            f"{run.program}, {run.engine}: {run.calls} calls, {run.changed} results changed, "
+            f"memory {before:.1f} -> {after:.1f} MB",
+            highlight=False,
+        )
+
+
+def few_steps(
+    out: Annotated[Path, typer.Option(help="Table to write.")] = Path(
+        "results/maze2d/few_steps.csv"
+    ),
+    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 220,
+    seed: Seed = 0,
+) -> None:
+    """How close plain DDIM with fewer steps comes on the bundled planner: the cheap alternative."""
+    import csv
+
+    from muninn.bench.maze_planner import bundled_teacher
+    from muninn.bench.maze_study import MazeStudy
+
+    study = MazeStudy.of(bundled_teacher(), seed)
+    counts = (4, 6, 8, 10, 15, 20, 30, 50, 80)
+    rows = study.few_step_table(counts, calls, (0.002, 0.01, 0.05))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    console.print(out.read_text())
