@@ -21,10 +21,10 @@ from torch import Tensor
 from muninn.capture import capture, shared_pool
 from muninn.context import Context, copy_into, select, signature
 from muninn.errors import DenoiserError, InputError
-from muninn.plan import Program
 from muninn.planner import Noise, Planner
 from muninn.rounds import RoundRuntime, Rows
-from muninn.runtime import OnFailure, RunState, Runtime
+from muninn.run_state import RunState
+from muninn.runtime import Runtime
 from muninn.vector_gap import stacked_draws
 
 MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
@@ -133,21 +133,13 @@ class GraphRuntime(Runtime):
         InputError: the planner is not on a CUDA device, or the plan is adaptive.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        program: Program,
-        *,
-        on_failure: OnFailure = "full",
-        strict: bool = False,
-    ) -> None:
-        super().__init__(planner, program, on_failure=on_failure, strict=strict)
-        require_cuda(planner)
-        if not program.plan.fixed:
+    def _set_up(self) -> None:
+        require_cuda(self.planner)
+        if not self.program.plan.fixed:
             raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
         self._calls = Shapes(self._capture)
-        self._turns = Turns(planner.device)
-        self._pool = shared_pool(planner.device)
+        self._turns = Turns(self.planner.device)
+        self._pool = shared_pool(self.planner.device)
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         with self._turns:
@@ -155,14 +147,14 @@ class GraphRuntime(Runtime):
             _fill(call.noise, noise, call.context, context)
             call.graph.replay()
             run = _own_copy(call.run)
-        self._read(run)
+        run.read()
         return run
 
     def _capture(self, noise: Noise, context: Context) -> _Call:
         buffers, inputs = _buffers(noise, context, 0)
 
         def call() -> RunState:
-            run = self._blank(buffers)
+            run = RunState.blank(buffers.initial, len(self.planner.sampler))
             self._run(run, buffers, inputs)
             return run
 
@@ -282,19 +274,11 @@ class RoundGraphRuntime(RoundRuntime):
         InputError: the planner is not on a CUDA device.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        program: Program,
-        *,
-        on_failure: OnFailure = "full",
-        strict: bool = False,
-    ) -> None:
-        super().__init__(planner, program, on_failure=on_failure, strict=strict)
-        require_cuda(planner)
+    def _set_up(self) -> None:
+        require_cuda(self.planner)
         self._captured = Shapes(lambda noise, context: _Rounds(self, noise, context))
-        self._turns = Turns(planner.device)
-        self._pool = shared_pool(planner.device)
+        self._turns = Turns(self.planner.device)
+        self._pool = shared_pool(self.planner.device)
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         with self._turns:

@@ -8,15 +8,9 @@ row's history is its own, so a batch equals the loop over its elements.
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,39 +22,15 @@ from muninn.gap import column_cache, run_gap
 from muninn.plan import Adaptive, Program, Static
 from muninn.planner import Noise, Planner
 from muninn.record import Record
+from muninn.run_state import Rows, RunState
 from muninn.schedule import FloatArray
 
+__all__ = ["OnFailure", "RunState", "Runtime", "log_once"]
+
 OnFailure = Literal["full", "error"]
-Rows = Tensor | slice
 
 _log = logging.getLogger("muninn")
 _logged: set[str] = set()
-_SUM = torch.float64  # finite terms of any dtype cannot overflow it
-
-
-_Sums = tuple[int, Sequence[int], Tensor]
-"""Step, rows and the sum of each row's prediction."""
-
-_Scales = tuple[int, Sequence[int], Tensor, float]
-"""Step, rows, size of each row's divided difference, and the error of the gap per unit of it."""
-
-
-@dataclass
-class RunState:
-    """Mutable state of one call; lives and dies inside :func:`run`."""
-
-    after: Tensor  # state right after each row's last evaluation; at first x_T
-    history: Tensor  # (batch, memory, *shape) fp32, newest last
-    nodes: list[tuple[int, ...]]
-    due: list[int]
-    evaluations: npt.NDArray[np.int64]
-    evaluated: npt.NDArray[np.bool_]
-    charged: npt.NDArray[np.float64]  # estimated error of the gap after each evaluated step
-    failed: dict[int, str] = field(default_factory=dict)
-    sums: list[_Sums] = field(default_factory=list)  # of predictions, not yet read by the host
-    scales: list[_Scales] = field(default_factory=list)  # of differences, not yet read
-    packed: Tensor | None = None  # all of both in one tensor, where every row shares its steps
-    dtype: torch.dtype | None = None
 
 
 class Runtime:
@@ -94,6 +64,10 @@ class Runtime:
             from muninn.compiled import CompiledDenoiser  # loads the compiler, seconds
 
             self._denoiser = CompiledDenoiser(planner.denoiser)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """What an engine needs besides; planner and program are known."""
 
     @torch.no_grad()
     def __call__(
@@ -112,7 +86,7 @@ class Runtime:
         """
         began = time.perf_counter()
         noise = self.planner.prepare(context, noise, generator)
-        run = self._blank(noise)
+        run = RunState.blank(noise.initial, len(self.planner.sampler))
         try:
             run = self._attempt(run, noise, context)
         except DenoiserError as error:
@@ -122,7 +96,7 @@ class Runtime:
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         """Plan every row; what an engine does in its own way."""
         self._run(run, noise, context)
-        self._read(run)
+        run.read()
         return run
 
     def _failed(self, run: RunState, error: DenoiserError) -> RunState:
@@ -150,18 +124,6 @@ class Runtime:
 
     # -- the loop ----------------------------------------------------------------------------
 
-    def _blank(self, noise: Noise) -> RunState:
-        rows, steps = len(noise.initial), len(self.planner.sampler)
-        return RunState(
-            after=noise.initial,
-            history=torch.empty(0),
-            nodes=[()] * rows,
-            due=[0] * rows,
-            evaluations=np.zeros(rows, np.int64),
-            evaluated=np.zeros((rows, steps), np.bool_),
-            charged=np.zeros((rows, steps), np.float64),
-        )
-
     def _run(self, run: RunState, noise: Noise, context: Context) -> None:
         """Carry every row to the last step; with a fixed plan nothing is read by the host."""
         planner = self.planner
@@ -171,42 +133,20 @@ class Runtime:
         while (step := min(run.due)) < len(planner.sampler):
             rows = [row for row, due in enumerate(run.due) if due == step]
             self._evaluate(run, step, rows, noise, context)
-        run.sums.append((len(planner.sampler), range(len(run.after)), _sums(run.after)))
+        run.check_later(len(planner.sampler), range(len(run.after)), run.after)
         if self.program.plan.fixed:
-            run.packed = torch.stack([*(entry[2] for entry in run.sums), *_sizes(run.scales)])
-
-    def _read(self, run: RunState) -> None:
-        """Bring to the host what the loop left on the device: failures and error estimates."""
-        if run.packed is not None:  # one transfer instead of one per evaluation
-            values = iter(run.packed.tolist())
-        else:
-            values = (
-                tensor.tolist() for tensor in (*(e[2] for e in run.sums), *_sizes(run.scales))
-            )
-        for step, rows, _ in run.sums:
-            for row, total in zip(rows, next(values), strict=True):
-                if not math.isfinite(total):
-                    run.failed.setdefault(row, self._failure(step))
-        for step, rows, _, growth in run.scales:
-            run.charged[list(rows), step] = np.array(next(values)) * growth
-        run.sums.clear()
-        run.scales.clear()
-
-    def _failure(self, step: int) -> str:
-        if step == len(self.planner.sampler):
-            return "the trajectory is not finite"
-        return f"the denoiser returned NaN or Inf at step {step}"
+            run.pack()
 
     def _evaluate(
         self, run: RunState, step: int, rows: list[int], noise: Noise, context: Context
     ) -> None:
         """Bring ``rows`` to ``step``, evaluate them there, take the step, and plan ahead."""
-        groups = _group(rows, run)
+        groups = run.groups(rows)
         states = [self._arrive(run, step, *group, noise, context) for group in groups]
         if len(groups) == 1:
             state, own = states[0], select(context, groups[0][1])
         else:  # group by group, so that parts can be split off again
-            rows = [row for _, members in groups for row in _rows(members, run)]
+            rows = [row for _, members in groups for row in run.numbers(members)]
             state = torch.cat(states)
             own = select(context, torch.tensor(rows, device=state.device))
         prediction = self._denoiser(state, self.planner.timestep(step, len(rows)), own)
@@ -214,9 +154,9 @@ class Runtime:
         run.evaluated[rows, step] = True
         prediction = check_prediction(prediction, state, run.dtype)
         run.dtype = prediction.dtype
-        run.sums.append((step, rows, _sums(prediction)))
+        run.check_later(step, rows, prediction)
         if not self.program.plan.fixed:
-            self._read(run)
+            run.read()
         if len(groups) == 1:
             self._commit(run, step, *groups[0], state, prediction, noise, context)
             return
@@ -275,7 +215,7 @@ class Runtime:
             after = planner.advance(state, prediction, step, xi, own)
         if step == len(sampler) - 1:
             run.after[members] = after
-            for row in _rows(members, run):
+            for row in run.numbers(members):
                 run.due[row] = len(sampler)
             return
         history = torch.cat([history[:, 1:], newest[:, None]], dim=1)
@@ -290,7 +230,7 @@ class Runtime:
         self, run: RunState, step: int, nodes: tuple[int, ...], members: Rows, history: Tensor
     ) -> None:
         """Set each row's next evaluation and charge it the estimated error of its gap."""
-        steps, rows = len(self.planner.sampler), _rows(members, run)
+        steps, rows = len(self.planner.sampler), run.numbers(members)
         weights = self._forecaster.difference(nodes)
         growth = self._forecaster.growth(nodes)
         sizes = None
@@ -382,32 +322,3 @@ def log_once(message: str) -> None:
 def _values(history: Tensor, nodes: tuple[int, ...]) -> list[Tensor]:
     """The stored value of each node, oldest first; each (rows, *shape)."""
     return list(history[:, history.shape[1] - len(nodes) :].unbind(dim=1))
-
-
-def _sizes(scales: list[_Scales]) -> list[Tensor]:
-    return [sizes.to(_SUM) for _, _, sizes, _ in scales]
-
-
-def _sums(values: Tensor) -> Tensor:
-    """Sum of each row: finite if and only if its terms are."""
-    return values.flatten(1).sum(1, dtype=_SUM)
-
-
-def _rows(members: Rows, run: RunState) -> Sequence[int]:
-    """The row numbers behind an index."""
-    return range(len(run.after)) if isinstance(members, slice) else members.tolist()
-
-
-def _index(rows: list[int], run: RunState) -> Rows:
-    """An index for rows: a slice (no copy) when it is all of them."""
-    if len(rows) == len(run.after):
-        return slice(None)
-    return torch.tensor(rows, device=run.after.device)
-
-
-def _group(rows: list[int], run: RunState) -> list[tuple[tuple[int, ...], Rows]]:
-    """Rows with equal evaluation history share their weights, so they move together."""
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for row in rows:
-        groups[run.nodes[row]].append(row)
-    return [(nodes, _index(members, run)) for nodes, members in groups.items()]

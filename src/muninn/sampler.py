@@ -224,10 +224,32 @@ class Sampler:
             index: position in the sequence, 0 is the noisiest step.
             noise: this step's draw; required where ``steps[index].draws_noise``.
             kind: parameterisation of ``prediction``; the network's own by default.
+
+        Raises:
+            InputError: a noise draw is required and there is none.
         """
-        update = self._updates[kind or self.kind][index]
         if prediction.dtype != x.dtype:
             prediction = prediction.to(x.dtype)
+        if not self.steps[index].draws_noise:
+            noise = None
+        elif noise is None:
+            raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
+        if kind is None or kind == self.kind:
+            return self._own_step(x, prediction, index, noise)
+        return self._merged_step(x, prediction, index, noise, kind)
+
+    def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
+        """A step with the network's own kind; overridden where a framework rounds in its own way.
+
+        ``prediction`` has the dtype of ``x``; ``noise`` is None where the step draws none.
+        """
+        return self._merged_step(x, prediction, index, noise, self.kind)
+
+    def _merged_step(
+        self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None, kind: Kind
+    ) -> Tensor:
+        """A step with the merged coefficients of the table."""
+        update = self._updates[kind][index]
         if self.clip is None:
             after = torch.mul(x, update.state).add_(prediction, alpha=update.prediction)
         else:
@@ -240,12 +262,7 @@ class Sampler:
             after.add_(x, alpha=update.clipped_from_state)
             if update.clipped_from_prediction != 0.0:
                 after.add_(prediction, alpha=update.clipped_from_prediction)
-        step = self.steps[index]
-        if step.draws_noise:
-            if noise is None:
-                raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
-            after.add_(noise, alpha=step.from_noise)
-        return after
+        return after if noise is None else after.add_(noise, alpha=self.steps[index].from_noise)
 
     def affine(self, index: int, kind: Kind) -> tuple[float, float, float, float, float]:
         """A step as numbers: x0 from (x, p), and the next state from (clipped x0, x, p).

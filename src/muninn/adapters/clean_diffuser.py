@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.sampler import Kind, Sampler, Step
+from muninn.sampler import Sampler, Step
 
 _DDIM = ("ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # three roundings of one step
 _SUPPORTED = ("ddpm", *_DDIM)
@@ -54,19 +54,10 @@ class _AgentSampler(Sampler):
             },
         )
 
-    def step(
-        self,
-        x: Tensor,
-        prediction: Tensor,
-        index: int,
-        noise: Tensor | None = None,
-        kind: Kind | None = None,
-    ) -> Tensor:
-        """Next state; see :meth:`Sampler.step`. Order and grouping are CleanDiffuser's."""
-        if kind not in (None, self.kind):
-            return super().step(x, prediction, index, noise, kind)
+    def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
+        """Next state; order and grouping are CleanDiffuser's."""
         at = self._coefficients[index]
-        sample, epsilon = self._estimates(x, prediction.to(x.dtype), at)
+        sample, epsilon = self._estimates(x, prediction, at)
         if self._solver == "ode_dpmsolver++_1":
             return at.carry * x - at.rest * sample
         if self._solver == "ode_dpmsolver_1":
@@ -74,11 +65,7 @@ class _AgentSampler(Sampler):
         if self._solver == "ddim":
             return at.carry * ((x - at.noise * epsilon) / at.signal) + at.rest * epsilon
         after = at.carry * (x - at.noise * epsilon) + at.rest * epsilon
-        if not self.steps[index].draws_noise:
-            return after
-        if noise is None:
-            raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
-        return after + at.deviation * noise
+        return after if noise is None else after + at.deviation * noise
 
     def _estimates(self, x: Tensor, p: Tensor, at: _Coefficients) -> tuple[Tensor, Tensor]:
         """(x0, eps): clipped is the network's own prediction, the other is derived from it."""

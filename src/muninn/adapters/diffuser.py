@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.sampler import Kind, Sampler
+from muninn.sampler import Sampler
 from muninn.schedule import Schedule
 from muninn.solvers import ddpm
 
@@ -65,26 +65,15 @@ class _DiffuserSampler(Sampler):
         details = {**table.describe(), "framework": "Diffuser"}
         super().__init__("ddpm", table.kind, steps, flow=False, clip=table.clip, details=details)
 
-    def step(
-        self,
-        x: Tensor,
-        prediction: Tensor,
-        index: int,
-        noise: Tensor | None = None,
-        kind: Kind | None = None,
-    ) -> Tensor:
-        """Next state; see :meth:`Sampler.step`. Order and grouping are Diffuser's."""
-        if kind not in (None, self.kind):
-            return super().step(x, prediction, index, noise, kind)
-        if noise is None:
-            raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
-        at, sample = self._coefficients[index], prediction.to(x.dtype)
+    def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
+        """Next state; order and grouping are Diffuser's."""
+        at, sample = self._coefficients[index], prediction
         if self.kind == "epsilon":
             sample = at.recip * x - at.recip_minus * sample
         if self.clip is not None:
             sample = sample.clamp(-self.clip, self.clip)
         mean = at.from_sample * sample + at.from_state * x
-        if index == len(self) - 1:
+        if noise is None or index == len(self) - 1:
             return mean + 0.0  # as Diffuser does: it changes the sign of a negative zero
         return mean + at.deviation * noise
 

@@ -70,18 +70,9 @@ class DiffusersSampler(Sampler):
             details=table.describe(),
         )
 
-    def step(
-        self,
-        x: Tensor,
-        prediction: Tensor,
-        index: int,
-        noise: Tensor | None = None,
-        kind: Kind | None = None,
-    ) -> Tensor:
-        """Next state; see :meth:`Sampler.step`. Sign, order and grouping are diffusers'."""
-        if kind not in (None, self.kind):
-            return super().step(x, prediction, index, noise, kind)
-        at, prediction = self._coefficients[index], prediction.to(x.dtype)
+    def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
+        """Next state; sign, order and grouping are diffusers'."""
+        at = self._coefficients[index]
         if self.kind == "epsilon":
             sample = (x - at.noise * prediction) / at.signal
         elif self.kind == "sample":
@@ -93,11 +84,8 @@ class DiffusersSampler(Sampler):
             epsilon = self._epsilon(x, prediction, sample, at)
             return at.from_sample * clipped + at.from_other * epsilon
         mean = at.from_sample * clipped + at.from_other * x
-        if not self.steps[index].draws_noise:
-            return mean + 0  # as diffusers does: it changes the sign of a negative zero
-        if noise is None:
-            raise InputError(f"step {index} of {self.name} needs its noise draw; got none")
-        return mean + at.deviation * noise
+        # Diffusers adds a plain 0 where it draws none: that changes the sign of a negative zero.
+        return mean + (0 if noise is None else at.deviation * noise)
 
     def _epsilon(self, x: Tensor, prediction: Tensor, sample: Tensor, at: _Coefficients) -> Tensor:
         """The noise estimate of DDIM, from x0 before it is clipped."""

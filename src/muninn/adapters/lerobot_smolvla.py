@@ -23,7 +23,7 @@ from muninn.context import Context, concatenate
 from muninn.errors import InputError
 from muninn.metrics import Metric
 from muninn.planner import Noise, Planner
-from muninn.sampler import Kind, Sampler
+from muninn.sampler import Sampler
 from muninn.solvers import euler
 
 _LOOP = "sample_actions"
@@ -39,18 +39,9 @@ class EulerSteps(Sampler):
         table = euler([*(1.0 + step * self._move for step in range(steps)), 0.0])
         super().__init__(table.name, table.kind, table.steps, flow=True, details=table.describe())
 
-    def step(
-        self,
-        x: Tensor,
-        prediction: Tensor,
-        index: int,
-        noise: Tensor | None = None,
-        kind: Kind | None = None,
-    ) -> Tensor:
-        """Next state; see :meth:`Sampler.step`."""
-        if kind not in (None, self.kind):
-            return super().step(x, prediction, index, noise, kind)
-        return x + self._move * prediction.to(x.dtype)
+    def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
+        """Next state, as the loop computes it."""
+        return x + self._move * prediction
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,110 @@
+"""The state of one call: where each row stands, and what the host has not read yet."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Rows = Tensor | slice
+"""An index for rows; a slice where it is all of them, which copies nothing."""
+
+Sums = tuple[int, Sequence[int], Tensor]
+"""Step, rows and the sum of each row's prediction."""
+
+Scales = tuple[int, Sequence[int], Tensor, float]
+"""Step, rows, size of each row's divided difference, and the error of the gap per unit of it."""
+
+_SUM = torch.float64  # finite terms of any dtype cannot overflow it
+
+
+@dataclass
+class RunState:
+    """Mutable state of one call of a runtime; lives and dies inside it."""
+
+    after: Tensor  # state right after each row's last evaluation; at first x_T
+    history: Tensor  # (batch, memory, *shape) fp32, newest last
+    nodes: list[tuple[int, ...]]
+    due: list[int]
+    evaluations: npt.NDArray[np.int64]
+    evaluated: npt.NDArray[np.bool_]
+    charged: npt.NDArray[np.float64]  # estimated error of the gap after each evaluated step
+    failed: dict[int, str] = field(default_factory=dict)
+    sums: list[Sums] = field(default_factory=list)  # of predictions, not yet read by the host
+    scales: list[Scales] = field(default_factory=list)  # of differences, not yet read
+    packed: Tensor | None = None  # all of both in one tensor, where every row shares its steps
+    dtype: torch.dtype | None = None
+
+    @classmethod
+    def blank(cls, initial: Tensor, steps: int) -> RunState:
+        """Before the first of ``steps`` steps, where every row is due; ``initial`` is x_T."""
+        rows = len(initial)
+        return cls(
+            after=initial,
+            history=torch.empty(0),
+            nodes=[()] * rows,
+            due=[0] * rows,
+            evaluations=np.zeros(rows, np.int64),
+            evaluated=np.zeros((rows, steps), np.bool_),
+            charged=np.zeros((rows, steps), np.float64),
+        )
+
+    # -- rows --------------------------------------------------------------------------------
+
+    def numbers(self, members: Rows) -> Sequence[int]:
+        """The row numbers behind an index."""
+        return range(len(self.after)) if isinstance(members, slice) else members.tolist()
+
+    def groups(self, rows: list[int]) -> list[tuple[tuple[int, ...], Rows]]:
+        """Rows with equal evaluation history share their weights, so they move together."""
+        groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for row in rows:
+            groups[self.nodes[row]].append(row)
+        return [(nodes, self._index(members)) for nodes, members in groups.items()]
+
+    def _index(self, rows: list[int]) -> Rows:
+        if len(rows) == len(self.after):
+            return slice(None)
+        return torch.tensor(rows, device=self.after.device)
+
+    # -- what stays on the device until it is read ---------------------------------------------
+
+    def check_later(self, step: int, rows: Sequence[int], values: Tensor) -> None:
+        """Have :meth:`read` check that the values of every row, (rows, *shape), are finite.
+
+        Their sum is kept: it is finite if and only if its terms are.
+        """
+        self.sums.append((step, rows, values.flatten(1).sum(1, dtype=_SUM)))
+
+    def pack(self) -> None:
+        """Put all that is to be read into one tensor; every row must share its steps."""
+        self.packed = torch.stack(self._unread())
+
+    def read(self) -> None:
+        """Bring to the host what the loop left on the device: failures and error estimates."""
+        if self.packed is not None:  # one transfer instead of one per evaluation
+            values = iter(self.packed.tolist())
+        else:
+            values = (tensor.tolist() for tensor in self._unread())
+        for step, rows, _ in self.sums:
+            for row, total in zip(rows, next(values), strict=True):
+                if not math.isfinite(total):
+                    self.failed.setdefault(row, self._failure(step))
+        for step, rows, _, growth in self.scales:
+            self.charged[list(rows), step] = np.array(next(values)) * growth
+        self.sums.clear()
+        self.scales.clear()
+
+    def _unread(self) -> list[Tensor]:
+        return [*(entry[2] for entry in self.sums), *(entry[2].to(_SUM) for entry in self.scales)]
+
+    def _failure(self, step: int) -> str:
+        if step == self.evaluated.shape[1]:
+            return "the trajectory is not finite"
+        return f"the denoiser returned NaN or Inf at step {step}"
