@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from muninn.arithmetic import arithmetic
 from muninn.certificate import Certificate
 from muninn.context import Context
 from muninn.engines import runtime_for
@@ -17,7 +18,7 @@ from muninn.errors import CertificateError, InputError
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
 from muninn.record import Record
-from muninn.runtime import OnFailure, log_once
+from muninn.runtime import OnFailure, Runtime, log_once
 
 OnMismatch = Literal["error", "full"]
 
@@ -28,7 +29,6 @@ class CachedPlanner:
     Attributes:
         planner: the user's planner, untouched.
         certificate: the promise, or None where full compute runs instead.
-        reason: why full compute runs instead of the certified program, or None.
     """
 
     def __init__(
@@ -40,9 +40,29 @@ class CachedPlanner:
     ) -> None:
         self.planner = planner
         self.certificate = certificate
-        self.reason = reason
-        program = Program.full(planner.sampler.kind) if certificate is None else certificate.program
-        self._runtime = runtime_for(planner, program, on_failure=on_failure)
+        self._reason = reason
+        full = Program.full(planner.sampler.kind)
+        if certificate is None:
+            self._full = runtime_for(planner, full, on_failure=on_failure)
+            return
+        self._runtime = runtime_for(planner, certificate.program, on_failure=on_failure)
+        # Eager: nothing is to be captured or compiled in the middle of a run.
+        self._full = Runtime(replace(planner, engine="eager"), full, on_failure=on_failure)
+
+    @property
+    def reason(self) -> str | None:
+        """Why a call made here and now runs full compute instead of the program, or None."""
+        if self.certificate is None:
+            return self._reason
+        was, here = self.certificate.arithmetic, arithmetic(self.planner.device)
+        if was == here:
+            return None
+        reason = (
+            f"arithmetic: certificate {was or 'plain'}, call {here or 'plain'}; call with the "
+            "autocast and TF32 settings of calibration, or calibrate with those of the call"
+        )
+        log_once(f"running full compute: {reason}")
+        return reason
 
     def __call__(
         self,
@@ -56,10 +76,15 @@ class CachedPlanner:
         Takes what :meth:`Planner.sample` takes. ``record.bound`` bounds the deviation of each row
         with probability ``1 - risk`` on average over calls; ``record.rank`` places its error
         estimate among the calibration calls.
+
+        A call under another autocast or TF32 setting than calibration's is planned with full
+        compute under its own, and ``record.fallback`` says so; the next that fits is cached again.
         """
+        reason = self.reason
+        if self.certificate is None or reason is not None:
+            trajectory, record = self._full(context, noise=noise, generator=generator)
+            return trajectory, replace(record, fallback=(reason,) * len(trajectory))
         trajectory, record = self._runtime(context, noise=noise, generator=generator)
-        if self.certificate is None:
-            return trajectory, replace(record, fallback=(self.reason,) * len(trajectory))
         bound = self.certificate.bound(record.estimate)
         if self.certificate.reference is None:  # a fall-back is the full plan itself
             bound[[reason is not None for reason in record.fallback]] = 0.0

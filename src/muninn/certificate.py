@@ -17,6 +17,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
+from muninn.arithmetic import Arithmetic
 from muninn.errors import CertificateError, MuninnError
 from muninn.plan import Family, Program
 from muninn.planner import Planner
@@ -81,6 +82,8 @@ class Certificate:
         estimates: sorted accumulated estimates of the certified member on the certify split.
         bound: per-call bound.
         versions: libraries at calibration.
+        arithmetic: :func:`muninn.arithmetic.arithmetic` in force at calibration. Compared at every
+            call, not when the certificate is loaded: that is done outside of autocast.
     """
 
     identity: dict[str, Any]
@@ -101,6 +104,7 @@ class Certificate:
     estimates: FloatArray
     bound: Bound
     versions: dict[str, str]
+    arithmetic: Arithmetic = None
 
     @property
     def program(self) -> Program:
@@ -148,7 +152,7 @@ class Certificate:
     # -- the file ----------------------------------------------------------------------------
 
     def _json(self) -> dict[str, Any]:
-        return {
+        data = {
             "schema": SCHEMA,
             "identity": self.identity,
             "reference": self.reference,
@@ -168,6 +172,8 @@ class Certificate:
             "bound_quantile": self.bound.quantile,
             "versions": self.versions,
         }
+        # Named only where it is not torch's own, so that older certificates stay what they were.
+        return data if self.arithmetic is None else {**data, "arithmetic": self.arithmetic}
 
     def save(self, path: str | Path) -> Path:
         """Write the certificate; the file appears whole or not at all."""
@@ -224,6 +230,7 @@ class Certificate:
                     arrays["bound_estimate"], arrays["bound_deviation"], data["bound_quantile"]
                 ),
                 estimates=arrays["estimates"],
+                arithmetic=data.get("arithmetic"),
                 **{name: data[name] for name in _PLAIN},
             )
         except (KeyError, TypeError, MuninnError) as error:

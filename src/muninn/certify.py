@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
+from muninn.arithmetic import arithmetic
 from muninn.certificate import Bound, Certificate, library_versions
 from muninn.context import Context, batch_size
 from muninn.errors import CalibrationError, InputError
@@ -57,6 +58,9 @@ def calibrate(
 ) -> Certificate:
     """Find the cheapest cached program that keeps a promise, and certify it.
 
+    Call it as the planner will be called: under the same autocast and with the same TF32 switches.
+    The certificate records them, and calls made otherwise run full compute.
+
     Args:
         planner: what will be deployed.
         calls: contexts like those to come, batched (one row per call); or :class:`Episodes` for
@@ -95,6 +99,7 @@ def calibrate(
     units = _units(
         planner, calls, deviation, tolerance, unit, episode_of, seed, batch_size, reference
     )
+    in_force = arithmetic(planner.device)
     split = split_units(units.count, risk, confidence, tune=family is None, seed=seed)
     settings = {
         "tolerance": metric_name(tolerance) if callable(tolerance) else tolerance,
@@ -110,6 +115,7 @@ def calibrate(
         resume,
         {
             "planner": planner.identity(),
+            "arithmetic": in_force,
             "reference": None if reference is None else reference.identity(),
             "units": units.identity(),
             "family": None if family is None else family.to_json(),
@@ -155,6 +161,7 @@ def calibrate(
         estimates=np.asarray(estimates, dtype=np.float64),
         bound=bound,
         versions=library_versions(),
+        arithmetic=in_force,
     )
 
 

@@ -111,8 +111,8 @@ class Monitored:
 
     @property
     def reason(self) -> str | None:
-        """Why full compute runs now, or None: an alarm, or nobody to audit."""
-        return self.monitor.alarm or self._shadow.blind
+        """Why full compute runs now, or None: an alarm, nobody to audit, another arithmetic."""
+        return self.monitor.alarm or self._shadow.blind or self.fast.reason
 
     def __call__(
         self,

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.arithmetic import arithmetic
 from muninn.context import Context, batch_size, concatenate, digest, select
 from muninn.engines import runtime_for
 from muninn.errors import InputError
@@ -187,6 +188,7 @@ class ClosedLoop:
         self._unit = unit
         self._seed = seed
         self._reference = reference
+        self._arithmetic = arithmetic(planner.device)
         self.count = episodes.count
         self.chunk = 1
         self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
@@ -204,6 +206,7 @@ class ClosedLoop:
         def plan(context: Context) -> Tensor:
             if batch_size(context) not in (None, 1):
                 raise InputError("an episode plans one call at a time: a context of one row")
+            self._require_arithmetic()
             seed = call_seed(self._seed, unit, len(outcome.deviation))
             noise = self._planner.draw_noise(seeds=[seed])
             full = full_compute(self._reference, context, noise)
@@ -225,6 +228,16 @@ class ClosedLoop:
         chosen = int(draw * len(outcome.deviation))
         return Outcome(*([values[chosen]] for values in asdict(outcome).values()))
 
+    def _require_arithmetic(self) -> None:
+        """A certificate holds for one arithmetic: that of every call it was made from."""
+        here = arithmetic(self._planner.device)
+        if here != self._arithmetic:
+            raise InputError(
+                f"an episode planned with arithmetic {here or 'plain'}, calibration began with "
+                f"{self._arithmetic or 'plain'}; put autocast around calibrate as well, and set "
+                "TF32 switches before it"
+            )
+
     def identity(self) -> dict[str, Any]:
         """Name of the driver; its world is the user's to keep the same."""
         drive = self._episodes.drive
@@ -238,6 +251,7 @@ class ClosedLoop:
         met: list[Context] = []
 
         def plan(context: Context) -> Tensor:
+            self._require_arithmetic()
             # Not (seed, unit, call): no certify episode may share its noise with tuning.
             seed = call_seed(self._seed, self.count, len(met))
             met.append(select(context, torch.arange(1)))  # a copy: simulators reuse buffers

@@ -80,7 +80,7 @@ class Interceptor:
         self.certificate = cached.certificate
         self._network = network
         self._module: nn.Module | None = None  # whose forward this replaces
-        self._reason = cached.reason
+        self._cached = cached
         self._read = read
         self._planner = planner = cached.planner
         program = (
@@ -159,7 +159,7 @@ class Interceptor:
             proven = run is not None and run.orderly and run.step == len(self._times) - 1
             evaluated = np.zeros(len(self._times), np.bool_)
             run = self._run = _Run(
-                len(x), evaluated, self._reason or (None if proven else _WATCHED)
+                len(x), evaluated, self._cached.reason or (None if proven else _WATCHED)
             )
         run.orderly &= step == run.step + 1
         if run.reason is None and (reason := self._misfit(run, x, step)) is not None:
@@ -176,6 +176,8 @@ class Interceptor:
         """Why this call is not the next one of the certified program, or None."""
         planner = self._planner
         expected = (run.rows, *planner.shape), planner.dtype, planner.device
+        if (reason := self._cached.reason) is not None:
+            return reason
         if step is None:
             return "the loop asked for a timestep that the sampler does not visit"
         if step != run.step + 1:

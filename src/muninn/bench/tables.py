@@ -76,7 +76,9 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
         f"weights {identity['model']['weights'] or 'not found: cannot be checked'}",
         "guidance": str(identity["model"]["guidance"]),
         "sampler": ", ".join(f"{key} {value}" for key, value in sampler.items()),
-        "runs on": f"{identity['device']}, {identity['dtype']}, shape {identity['shape']}",
+        "runs on": f"{identity['device']}, {identity['dtype']}, shape {identity['shape']}, "
+        f"engine {identity.get('engine', 'eager')}, arithmetic "
+        + (str(certificate.arithmetic) if certificate.arithmetic else "torch's default"),
         "versions": ", ".join(f"{key} {value}" for key, value in certificate.versions.items()),
     }
     for name, value in rows.items():
