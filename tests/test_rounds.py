@@ -13,6 +13,7 @@ from torch import Tensor
 import muninn
 import muninn.rounds
 from analytic import Counting, mixture_denoiser, mixture_planner
+from muninn.errors import InputError
 from muninn.forecast import Forecast
 from muninn.optional_kernel import OptionalKernel
 from muninn.plan import Adaptive, Everywhere, Program
@@ -183,6 +184,33 @@ def test_a_kernel_that_cannot_be_built_is_left_out_for_good(
     assert kernel.run(1) is None
     assert tried == 1
     assert "no C compiler" in caplog.text
+
+
+def test_a_kernel_survives_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def launch(room: bool) -> str:
+        if not room:
+            raise torch.OutOfMemoryError("no room")
+        return "done"
+
+    kernel = OptionalKernel("muninn.nowhere", "launch")
+    monkeypatch.setattr(kernel, "usable", True)
+    monkeypatch.setattr(kernel, "_launch", launch)
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel.run(False)
+    assert kernel.run(True) == "done"
+
+
+def test_a_plan_that_rounds_cannot_run_is_refused() -> None:
+    class Other(Everywhere):
+        pass
+
+    class Foreign:
+        fixed = True
+
+    planner = planner_for("ddim")
+    RoundRuntime(planner, Program(Forecast("sample", 0), Other()))
+    with pytest.raises(InputError, match="not Foreign"):
+        RoundRuntime(planner, Program(Forecast("sample", 0), Foreign()))  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

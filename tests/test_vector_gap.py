@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+import muninn.vector_gap
+from analytic import mixture_denoiser
+from muninn.engines import runtime_for
+from muninn.errors import DenoiserError
 from muninn.forecast import interpolation_weights, smooth_variable
 from muninn.gap import column_cache, run_gap
-from muninn.planner import Noise
-from muninn.vector_gap import StepTable, lagrange, stacked_draws, vector_gap
-from runtime_cases import NAMES, samplers
+from muninn.planner import Noise, Planner
+from muninn.vector_gap import StepTable, _refuse_to_capture, lagrange, stacked_draws, vector_gap
+from runtime_cases import NAMES, SHAPE, gate, programs, samplers
 
 NODES = torch.tensor([[0, 1, 4], [0, 0, 0], [2, 5, 9], [1, 3, 6], [0, 0, 1]])
 KNOWN = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 1, 1], [0, 1, 1], [0, 1, 1]]).bool()
@@ -66,6 +70,44 @@ def test_equals_one_row_at_a_time(name: str) -> None:
             )
             scale = float(expected.abs().max())
             assert float((found[row] - expected[0]).abs().max()) <= 2e-5 * max(scale, 1.0)
+
+
+def test_a_capture_without_the_kernel_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(DenoiserError, match="Triton"):
+        _refuse_to_capture(torch.float32)
+    with pytest.raises(DenoiserError, match="float64"):
+        _refuse_to_capture(torch.float64)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    _refuse_to_capture(torch.float64)  # the loop may read on the host
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adaptive_plans_in_graphs_need_the_kernel(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device("cuda")
+    if dtype == torch.float32:
+        monkeypatch.setattr(muninn.vector_gap.GAP, "usable", False)
+    sampler = samplers()["ddim"]
+    planner = Planner(
+        mixture_denoiser(sampler, SHAPE).to(device),
+        sampler,
+        SHAPE,
+        device=device,
+        dtype=dtype,
+        engine="graph",
+    )
+    noise = planner.draw_noise(seeds=[0, 1])
+    found, record = runtime_for(planner, gate(sampler))(noise=noise)
+    expected = "float64" if dtype == torch.float64 else "Triton"
+    assert expected in str(record.fallback[0])
+    assert torch.equal(found, planner.sample(noise=noise))
+    fixed = runtime_for(planner, programs(sampler)["static"])
+    assert fixed(noise=noise)[1].fallbacks == 0
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -21,18 +21,23 @@ def capture(
 ) -> tuple[Any, Result]:
     """A graph of what a function does on the device, and the result that replays overwrite.
 
+    Under autocast the graph holds the casts of the weights: copies that autocast has cached are
+    freed when the caller leaves it, while a graph would go on reading them.
+
     Args:
         function: what is captured; run a few times before.
         device: where.
         pool: memory that several graphs share, which then must not be replayed at the same time.
 
     Raises:
-        RuntimeError: what the function did cannot be captured; nothing is left behind.
+        RuntimeError: what the function did cannot be captured; nothing is left behind. Whatever
+            the function raises itself is passed on. Do not use the pool again then: its memory
+            may be in use still, by what holds the error.
     """
     with _CAPTURING, torch.cuda.device(device):
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side):
+        with _no_cached_casts(), torch.cuda.stream(side):
             for _ in range(WARM_UP):
                 function()
         torch.cuda.current_stream(device).wait_stream(side)
@@ -41,9 +46,7 @@ def capture(
         before = torch.cuda.current_stream(device)
         _forget_workspaces()
         try:
-            # Other threads may allocate meanwhile; only this one must not.
-            recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
-            with _no_collection(), recording:
+            with _no_collection(), _no_cached_casts(), _recording(graph, pool):
                 result = function()
         except BaseException:
             _heal(device, before, pool)
@@ -51,6 +54,38 @@ def capture(
         finally:
             _forget_workspaces()
     return graph, result
+
+
+@contextmanager
+def _recording(graph: Any, pool: Any) -> Iterator[None]:
+    """Records into a graph; what is raised meanwhile is passed on as it is."""
+    # Other threads may allocate meanwhile; only this one must not.
+    recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    recording.__enter__()
+    try:
+        yield
+    except BaseException as error:
+        with suppress(RuntimeError):  # torch's own, about a broken capture, says less
+            recording.__exit__(type(error), error, error.__traceback__)
+        raise
+    recording.__exit__(None, None, None)
+
+
+@contextmanager
+def _no_cached_casts() -> Iterator[None]:
+    """Has autocast cast weights anew each time, and forget what it cast before.
+
+    Its cache is one for all threads. What others put there is not used here, and they never see
+    what is cast here, which holds no values before the graph is replayed.
+    """
+    enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(enabled)
 
 
 @contextmanager
@@ -71,13 +106,19 @@ def _heal(device: torch.device, stream: Any, pool: Any) -> None:
 
     The thread is left on the capture stream, on which others capture too; the allocator goes on
     serving the pool and frees no memory that was used on several streams; random generators are in
-    capture mode, in which they draw nothing, until a capture succeeds.
+    capture mode, in which they draw nothing, until a capture succeeds. All that is so only where
+    CUDA broke the capture off. An exception of Python leaves a capture that torch ends as usual;
+    then the allocator no longer serves the pool, says so in an error, and the graph releases it.
     """
     torch.cuda.set_stream(stream)
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        if hasattr(torch._C, name):
-            getattr(torch._C, name)(stream.device_index, pool)
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+    with suppress(RuntimeError):
+        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            if hasattr(torch._C, name):
+                getattr(torch._C, name)(stream.device_index, pool)
+    with (
+        suppress(RuntimeError),  # there may be no memory left; the first error is the one to see
+        torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
+    ):
         torch.zeros(1, device=device)
 
 

@@ -10,26 +10,21 @@ those are is decided on the device, and the host reads after each round only who
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from muninn.capture import capture, shared_pool
-from muninn.context import Context, copy_into, select, signature
-from muninn.errors import DenoiserError, InputError
+from muninn.capture import capture
+from muninn.context import Context, copy_into, select
+from muninn.errors import InputError
 from muninn.planner import Noise, Planner
 from muninn.rounds import RoundRuntime, Rows
 from muninn.run_state import RunState
 from muninn.runtime import Runtime
+from muninn.shapes import Shapes
 from muninn.vector_gap import stacked_draws
-
-MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
-
-Result = TypeVar("Result")
 
 
 def require_cuda(planner: Planner) -> None:
@@ -39,40 +34,6 @@ def require_cuda(planner: Planner) -> None:
             f"the graph engine runs on CUDA devices, the planner is on {planner.device}; use the "
             "eager engine, or move the network and the planner"
         )
-
-
-class Shapes(Generic[Result]):
-    """What was captured for the shapes seen last; why not, where capturing failed."""
-
-    def __init__(self, make: Callable[[Noise, Context], Result]) -> None:
-        self._make = make
-        self._made: OrderedDict[Hashable, Result | str] = OrderedDict()
-
-    def get(self, noise: Noise, context: Context) -> Result:
-        """The captured work for these inputs; made if it is the first of its shape.
-
-        Raises:
-            DenoiserError: it cannot be captured; found out once per shape.
-        """
-        kind = noise.initial.device.type
-        precision = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
-        key = (tuple(noise.initial.shape), signature(context), precision)
-        if key not in self._made:
-            try:
-                self._made[key] = self._make(noise, context)
-            except torch.cuda.OutOfMemoryError:
-                raise  # there may be room the next time
-            except (RuntimeError, DenoiserError) as error:
-                self._made[key] = str(error)
-            while len(self._made) > MOST_SHAPES:
-                self._made.popitem(last=False)
-        self._made.move_to_end(key)
-        made = self._made[key]
-        if isinstance(made, str):
-            raise DenoiserError(
-                f"the call cannot be captured in a CUDA graph ({made}); use engine='eager'"
-            )
-        return made
 
 
 def _buffers(noise: Noise, context: Context, spare: int) -> tuple[Noise, Context]:
@@ -100,14 +61,21 @@ class Turns:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        if self._done is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._done)
+        try:
+            if self._done is not None:
+                torch.cuda.current_stream(self._device).wait_event(self._done)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        if self._device.type == "cuda":
-            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record(torch.cuda.current_stream(self._device))
-        self._lock.release()
+        try:
+            if self._device.type == "cuda":
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(torch.cuda.current_stream(self._device))
+                self._done = done
+        finally:
+            self._lock.release()
 
 
 # -- fixed plans -------------------------------------------------------------------------------
@@ -137,9 +105,8 @@ class GraphRuntime(Runtime):
         require_cuda(self.planner)
         if not self.program.plan.fixed:
             raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
-        self._calls = Shapes(self._capture)
+        self._calls = Shapes(self.planner, self._capture)
         self._turns = Turns(self.planner.device)
-        self._pool = shared_pool(self.planner.device)
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         with self._turns:
@@ -150,7 +117,7 @@ class GraphRuntime(Runtime):
         run.read()
         return run
 
-    def _capture(self, noise: Noise, context: Context) -> _Call:
+    def _capture(self, noise: Noise, context: Context, pool: Any) -> _Call:
         buffers, inputs = _buffers(noise, context, 0)
 
         def call() -> RunState:
@@ -158,7 +125,7 @@ class GraphRuntime(Runtime):
             self._run(run, buffers, inputs)
             return run
 
-        graph, run = capture(call, self.planner.device, self._pool)
+        graph, run = capture(call, self.planner.device, pool)
         return _Call(graph, buffers, inputs, run)
 
 
@@ -187,7 +154,9 @@ class _Rounds:
     Buffers have one row more than the batch, which takes what padded rounds do in vain.
     """
 
-    def __init__(self, runtime: RoundGraphRuntime, noise: Noise, context: Context) -> None:
+    def __init__(
+        self, runtime: RoundGraphRuntime, noise: Noise, context: Context, pool: Any
+    ) -> None:
         self.count = len(noise.initial)
         self._runtime = runtime
         self.noise, self.context = _buffers(noise, context, 1)
@@ -201,7 +170,7 @@ class _Rounds:
             def one_round(active: Tensor = active) -> None:
                 runtime._round(self.rows, active, self._draws, self.context)
 
-            graph, _ = capture(one_round, noise.initial.device, runtime._pool)
+            graph, _ = capture(one_round, noise.initial.device, pool)
             self._graphs[size] = (graph, active, served)
 
     def run(self, noise: Noise, context: Context) -> Rows:
@@ -276,9 +245,12 @@ class RoundGraphRuntime(RoundRuntime):
 
     def _set_up(self) -> None:
         require_cuda(self.planner)
-        self._captured = Shapes(lambda noise, context: _Rounds(self, noise, context))
+        super()._set_up()
+        self._captured = Shapes(self.planner, self._capture)
         self._turns = Turns(self.planner.device)
-        self._pool = shared_pool(self.planner.device)
+
+    def _capture(self, noise: Noise, context: Context, pool: Any) -> _Rounds:
+        return _Rounds(self, noise, context, pool)
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         with self._turns:

@@ -26,17 +26,23 @@ class OptionalKernel:
         self.usable = find_spec("triton") is not None and torch.cuda.is_available()
 
     def run(self, *arguments: Any) -> Any:
-        """What the kernel returned; None if it did not run, and the operations must."""
+        """What the kernel returned; None if it did not run, and the operations must.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for its result now.
+        """
         if not self.usable:
             return None
         try:
             if self._launch is None:
                 self._launch = getattr(import_module(self._module), self._name)
             return self._launch(*arguments)
+        except torch.OutOfMemoryError:
+            raise  # says nothing about the kernel: there may be room the next time
         except Exception as error:
             if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
                 raise  # something else broke the capture: the kernel ran while warming up
-            # Where memory or the device is at fault, the operations will fail as well, and say so.
+            # Where the device is at fault, the operations will fail as well, and say so.
             self.usable = False
             _log.warning("%s cannot run here, slower operations do: %s", self._name, error)
             return None

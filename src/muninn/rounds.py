@@ -19,9 +19,9 @@ from muninn.denoiser import check_prediction
 from muninn.errors import InputError
 from muninn.forecast import error_weights
 from muninn.optional_kernel import OptionalKernel
-from muninn.plan import Adaptive, Everywhere, Program, Static
-from muninn.planner import Noise, Planner
-from muninn.runtime import OnFailure, RunState, Runtime
+from muninn.plan import Adaptive, Everywhere, Static
+from muninn.planner import Noise
+from muninn.runtime import RunState, Runtime
 from muninn.vector_gap import StepTable, stacked_draws, used_nodes, vector_gap
 
 PLAN = OptionalKernel("muninn.plan_kernel", "plan_rows")
@@ -69,15 +69,8 @@ class _Past:
 class RoundRuntime(Runtime):
     """Runs a program on many rows, each at its own pace."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        program: Program,
-        *,
-        on_failure: OnFailure = "full",
-        strict: bool = False,
-    ) -> None:
-        super().__init__(planner, program, on_failure=on_failure, strict=strict)
+    def _set_up(self) -> None:
+        planner, program = self.planner, self.program
         if not isinstance(program.plan, Everywhere | Static | Adaptive):
             raise InputError(
                 f"rounds run everywhere, static and adaptive plans, not "

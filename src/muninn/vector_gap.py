@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.errors import DenoiserError
 from muninn.forecast import Forecast, smooth_variable
 from muninn.optional_kernel import OptionalKernel
 from muninn.planner import Noise
@@ -127,11 +128,16 @@ def vector_gap(
         nodes, known: step numbers, and which of them count, (rows, nodes).
         first, until: of each row, (rows,); a row with ``first >= until`` is returned as it is.
         noise: draws of the call, (draws, rows, *shape), or None.
+
+    Raises:
+        DenoiserError: a CUDA graph is being captured, and the kernel cannot run.
     """
     if x.is_cuda and x.dtype != torch.float64:  # the kernel is float32
         done: Tensor | None = GAP.run(table, x, values, nodes, known, first, until, noise)
         if done is not None:
             return done
+    if x.is_cuda:
+        _refuse_to_capture(x.dtype)
     longest = int((until - first).max()) if len(x) else 0
     shape = [1] * (x.ndim - 1)
     for offset in range(longest):
@@ -142,6 +148,20 @@ def vector_gap(
         forecast = (weights.view(*weights.shape, *shape) * values).sum(dim=1)
         x = torch.where(going, table.step(x, forecast, at, noise), x)
     return x
+
+
+def _refuse_to_capture(dtype: torch.dtype) -> None:
+    """Raise DenoiserError while a graph is captured: the loop reads its length on the host."""
+    if not torch.cuda.is_current_stream_capturing():
+        return
+    if dtype == torch.float64:
+        reason = "are not for states in float64; use a float32 planner"
+    else:
+        reason = (
+            "need Triton, which is missing or cannot build its kernel here; install Triton and a C "
+            "compiler"
+        )
+    raise DenoiserError(f"adaptive plans in CUDA graphs {reason}, or a static plan")
 
 
 def used_nodes(forecast: Forecast, count: Tensor, width: int) -> Tensor:

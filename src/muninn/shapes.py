@@ -1,0 +1,90 @@
+"""What was captured, by the shape of the inputs it was captured for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from muninn.addresses import Addresses
+from muninn.arithmetic import arithmetic
+from muninn.capture import shared_pool
+from muninn.context import Context, signature
+from muninn.errors import DenoiserError
+from muninn.planner import Noise, Planner
+
+MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Made(Generic[Result]):
+    """What was captured, or why it could not be, and the weights it was captured with."""
+
+    work: Result | str
+    weights: Addresses
+
+
+class Shapes(Generic[Result]):
+    """What was captured for the shapes seen last; why not, where capturing failed.
+
+    Args:
+        planner: whose weights the captured work reads; work is dropped when they were moved.
+        make: captures the work for given inputs, in the given memory pool.
+    """
+
+    def __init__(self, planner: Planner, make: Callable[[Noise, Context, Any], Result]) -> None:
+        self._planner = planner
+        self._make = make
+        self._made: OrderedDict[Hashable, _Made[Result]] = OrderedDict()
+        self._pool: Any = None
+
+    def get(self, noise: Noise, context: Context) -> Result:
+        """The captured work for these inputs; made if it is the first of its shape.
+
+        Raises:
+            DenoiserError: it cannot be captured; found out once per shape and set of weights.
+        """
+        rounding = str(arithmetic(noise.initial.device))
+        key = (tuple(noise.initial.shape), signature(context), rounding)
+        made = self._made.get(key)
+        if made is None or not made.weights.unchanged():
+            made = None  # or it would live on beside the work that is to replace it
+            self._forget_moved()
+            work = self._attempt(noise, context)
+            # After the capture: a network may set up tables at its first call.
+            made = _Made(work, Addresses(self._planner.denoiser, self._planner.condition))
+            self._made[key] = made
+            while len(self._made) > MOST_SHAPES:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        if isinstance(made.work, str):
+            raise DenoiserError(
+                f"the call cannot be captured in a CUDA graph ({made.work}); use engine='eager'"
+            )
+        return made.work
+
+    def _forget_moved(self) -> None:
+        """Drop all that was captured with weights that are no longer where they were."""
+        moved = [key for key, made in self._made.items() if not made.weights.unchanged()]
+        for key in moved:
+            del self._made[key]
+        if all(isinstance(made.work, str) for made in self._made.values()):
+            self._pool = None  # torch may be taking apart one that no graph uses
+
+    def _attempt(self, noise: Noise, context: Context) -> Result | str:
+        """The captured work, or why it cannot be captured."""
+        self._pool = self._pool or shared_pool(self._planner.device)
+        pool, self._pool = self._pool, None  # a pool in which a capture failed is not used again
+        try:
+            work = self._make(noise, context, pool)
+        except torch.cuda.OutOfMemoryError:
+            raise  # there may be room the next time
+        except (RuntimeError, DenoiserError) as error:
+            return str(error)
+        self._pool = pool
+        return work

@@ -1,0 +1,259 @@
+"""Capturing one graph: with CUDA stood in for on the CPU, and for real on a CUDA device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import muninn.capture
+from muninn.capture import WARM_UP, _no_cached_casts, capture
+from muninn.engines import runtime_for
+from muninn.graphs import Turns
+from muninn.planner import Planner
+from muninn.runtime import Runtime
+from runtime_cases import SHAPE, programs, samplers
+
+CPU = torch.device("cpu")
+
+
+class Stream:
+    device_index = 0
+
+    def wait_stream(self, other: Stream) -> None:
+        pass
+
+
+class Device:
+    """Stands for torch.cuda: notes what is asked of it, and ends captures well or badly."""
+
+    def __init__(self) -> None:
+        self.capturing = False
+        self.broken = False  # by CUDA: the capture cannot be ended as usual
+        self.serving: Any = None  # the pool that the allocator serves
+        self.released: list[Any] = []
+        self.recorded = 0
+        self.stream = Stream()
+
+    @contextmanager
+    def graph(self, graph: Any, pool: Any = "own", **_: Any) -> Iterator[None]:
+        self.capturing, self.serving = True, pool
+        try:
+            yield
+        finally:
+            self.capturing = False
+            if self.broken:
+                self.broken = False
+                raise RuntimeError("operation failed due to a previous error during capture")
+            self.serving = None
+            self.recorded += 1
+
+    def end(self, index: int, pool: Any) -> None:
+        if self.serving != pool:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.serving = None
+
+    def release(self, index: int, pool: Any) -> None:
+        self.released.append(pool)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    fake = Device()
+    for name, value in {
+        "device": nullcontext,
+        "Stream": lambda _: Stream(),
+        "stream": nullcontext,
+        "current_stream": lambda _: fake.stream,
+        "set_stream": lambda stream: None,
+        "graph_pool_handle": lambda: "new",
+        "CUDAGraph": object,
+        "graph": fake.graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
+    monkeypatch.setattr(muninn.capture, "_forget_workspaces", lambda: None)
+    return fake
+
+
+ERRORS = [ValueError, torch.OutOfMemoryError, KeyboardInterrupt]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.parametrize("error", ERRORS)
+def test_what_is_raised_while_recording_is_passed_on(
+    device: Device, error: type[BaseException], broken: bool
+) -> None:
+    ran = 0
+
+    def fails() -> None:
+        nonlocal ran
+        ran += 1
+        if device.capturing:
+            device.broken = broken
+            raise error("while recording")
+
+    with pytest.raises(error, match="while recording"):
+        capture(fails, CPU, "shared")
+    assert ran == WARM_UP + 1
+    assert device.serving is None
+    assert device.released == (["shared"] if broken else [])  # else the graph releases its own
+    assert device.recorded == (1 if broken else 2)  # the last one heals random generators
+    capture(lambda: None, CPU, "shared")
+
+
+def test_a_capture_that_cannot_be_ended_says_so(device: Device) -> None:
+    def breaks() -> None:
+        device.broken = device.capturing
+
+    with pytest.raises(RuntimeError, match="previous error"):
+        capture(breaks, CPU, "shared")
+    assert device.serving is None
+    assert device.released == ["shared"]
+
+
+def test_a_graph_holds_the_casts_of_autocast(device: Device) -> None:
+    """Copies of weights in the cache are freed by the caller; a graph must not read them."""
+    layer, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    scale = 1.0
+    seen: list[float] = []
+
+    def doubled() -> None:
+        nonlocal scale
+        scale *= 2.0
+        with torch.no_grad():
+            layer.weight.fill_(scale)
+            seen.append(float(layer(x)[0, 0]))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        doubled()
+        doubled()
+        assert seen == [4.0, 4.0]  # the premise: the second call reads the copy of the first
+        capture(doubled, CPU)
+        assert seen[2:] == [2.0 ** (run + 4) for run in range(WARM_UP + 1)]
+        assert torch.is_autocast_cache_enabled()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            capture(doubled, CPU)
+            assert not torch.is_autocast_cache_enabled()
+
+
+def test_the_autocast_cache_is_emptied_around_a_capture() -> None:
+    """Also of what an autocast inside the network has cached against our will."""
+    layer, x = nn.Linear(2, 2, bias=False), torch.ones(1, 2)
+    inside = torch.autocast("cpu", torch.bfloat16)  # remembers that the cache was on
+
+    def call(value: float) -> float:
+        with torch.no_grad(), inside:
+            layer.weight.fill_(value)
+            return float(layer(x)[0, 0])
+
+    with torch.autocast("cpu", torch.bfloat16):
+        with _no_cached_casts():
+            assert call(1.0) == 2.0
+        assert call(2.0) == 4.0
+
+
+# -- turns -------------------------------------------------------------------------------------
+
+
+class Event:
+    """Fails where it is told to."""
+
+    fail = ""
+
+    def record(self, stream: Any) -> None:
+        if Event.fail == "record":
+            raise RuntimeError("record")
+
+
+class Waiting(Stream):
+    def wait_event(self, event: Event) -> None:
+        if Event.fail == "wait":
+            raise RuntimeError("wait")
+
+
+@pytest.mark.parametrize("fail", ["wait", "record"])
+def test_a_failing_event_does_not_keep_others_waiting(
+    monkeypatch: pytest.MonkeyPatch, fail: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Waiting())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "fail", "")
+    turns = Turns(torch.device("cuda"))
+    with turns:
+        pass
+    monkeypatch.setattr(Event, "fail", fail)
+    with pytest.raises(RuntimeError, match=fail), turns:
+        pass
+    assert turns._lock.acquire(blocking=False)
+    turns._lock.release()
+    monkeypatch.setattr(Event, "fail", "")
+    with turns:
+        assert not turns._lock.acquire(blocking=False)
+
+
+# -- on a CUDA device --------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_exception_while_recording_leaves_a_working_runtime(
+    error: type[BaseException], kind: str
+) -> None:
+    here = torch.device("cuda")
+    failing = True
+
+    def fails(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        if failing and torch.cuda.is_current_stream_capturing():
+            raise error("while recording")
+        return 0.1 * x
+
+    planner = Planner(fails, samplers()["ddim"], SHAPE, device=here, engine="graph")
+    program = programs(planner.sampler)[kind]
+    runtime, stream = runtime_for(planner, program), torch.cuda.current_stream(here)
+    with pytest.raises(error, match="while recording"):
+        runtime(noise=planner.draw_noise(2))
+    assert torch.cuda.current_stream(here) == stream
+    assert not torch.equal(torch.randn(8, device=here), torch.randn(8, device=here))
+    failing = False
+    for rows in (3, 2):  # another shape, then the one that failed
+        noise = planner.draw_noise(rows)
+        found, record = runtime(noise=noise)
+        assert record.fallbacks == 0
+        torch.testing.assert_close(
+            found, Runtime(planner, program)(noise=noise)[0], atol=1e-5, rtol=0.0
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_autocast_may_be_left_between_calls(kind: str) -> None:
+    """Leaving autocast frees its copies of weights that require gradients; others take the room."""
+    here = torch.device("cuda")
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 256), nn.Mish(), nn.Linear(256, 8)).to(here)
+    assert all(weight.requires_grad for weight in layers.parameters())
+
+    def denoise(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        found: Tensor = layers(x.flatten(1)).view_as(x)
+        return found
+
+    planner = Planner(denoise, samplers()["ddim"], SHAPE, device=here)
+    graph = Planner(denoise, samplers()["ddim"], SHAPE, device=here, engine="graph")
+    program, noise = programs(planner.sampler)[kind], planner.draw_noise(seeds=[0, 1])
+    runtime = runtime_for(graph, program, on_failure="error")
+    others = []
+    for _ in range(2):
+        with torch.autocast("cuda", torch.float16):
+            # First: copies are then cached on this stream, and their room is given to others on it.
+            expected, _ = Runtime(planner, program)(noise=noise)
+            found, record = runtime(noise=noise)
+        assert record.fallbacks == 0
+        torch.testing.assert_close(found, expected, atol=0.1, rtol=0.0)
+        others += [torch.full((256, 8), 1e4, device=here, dtype=torch.half) for _ in range(64)]

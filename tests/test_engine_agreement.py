@@ -1,0 +1,166 @@
+"""Graphs give the eager reference's trajectory and record: orders, quantities, dtypes, batches.
+
+On the CPU graphs are stood in for, which tests the rounds and these bounds; on a CUDA device they
+are real. The bounds are those of docs/engines.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import muninn
+import muninn.graphs
+from analytic import mixture_denoiser
+from graph_cases import stand_in_for_cuda
+from muninn.engines import runtime_for
+from muninn.forecast import Forecast
+from muninn.layout import channels_last
+from muninn.plan import Adaptive, Everywhere, Family, Program, Static
+from muninn.planner import Planner
+from muninn.record import Record
+from muninn.runtime import Runtime
+from runtime_cases import ANCHORS, SHAPE, contexts, gate, pin_start, programs, samplers
+
+CPU = torch.device("cpu")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+BOUNDS = {"float32": (2e-3, 1e-4), "float16": (2e-2, 1e-3), "bfloat16 autocast": (1e-1, 1e-2)}
+"""Largest difference of trajectories of size one, and of charges and estimates."""
+
+HALF_SHARE = 0.75
+"""Rows of an adaptive plan in half precision that must agree.
+
+A round serves other numbers of rows than the reference does, so a product may round to another
+half. Cubic forecasts magnify that a hundredfold, and a decision that is close to its threshold
+falls the other way: the row is another one from there on. Measured without graphs: none did.
+"""
+
+
+def planner_of(precision: str, device: torch.device) -> Planner:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(9, 64), nn.Mish(), nn.Linear(64, 8)).eval().to(device)
+    if precision == "float16":
+        layers.half()
+    dtype = layers[0].weight.dtype
+
+    def denoise(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        told = torch.cat([x.flatten(1), timestep[:, None] / 100.0], dim=1).to(dtype)
+        found: Tensor = layers(told).view_as(x)
+        return found
+
+    return Planner(denoise, samplers()["clipped ddim"], SHAPE, condition=pin_start, device=device)
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    wanted = "autocast" in precision
+    return torch.autocast(device.type, torch.bfloat16) if wanted else nullcontext()
+
+
+def agreeing(
+    found: Tensor, record: Record, expected: Tensor, reference: Record, precision: str
+) -> list[bool]:
+    """Whether each row took the same decisions, and has the same numbers within the bounds."""
+    state, charge = BOUNDS[precision]
+    assert record.charged is not None
+    assert reference.charged is not None
+    same = (record.evaluated == reference.evaluated).all(axis=1)
+    same &= record.evaluations == reference.evaluations
+    same &= (found - expected).float().abs().flatten(1).amax(dim=1).cpu().numpy() <= state
+    same &= np.abs(record.charged - reference.charged).max(axis=1) <= charge
+    same &= np.abs(record.estimate - reference.estimate) <= charge
+    assert record.fallback == reference.fallback == (None,) * len(found)
+    agreed: list[bool] = same.tolist()
+    return agreed
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize("precision", list(BOUNDS))
+@pytest.mark.parametrize("quantity", ["sample", "epsilon", "v"])
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+def test_every_field_of_the_record(
+    order: int, quantity: Any, precision: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch.device(where)
+    if device == CPU:
+        stand_in_for_cuda(monkeypatch)
+    # Fewer captures than usual: one row, some of them, and all.
+    monkeypatch.setattr(muninn.graphs, "_sizes", lambda count: [count // 3, count][count < 3 :])
+    planner = planner_of(precision, device)
+    plans = (Static(ANCHORS), Adaptive(0.02, dense=order + 2, longest=5))
+    for plan in plans:
+        program = Program(Forecast(quantity, order), plan)
+        graph = runtime_for(replace(planner, engine="graph"), program, on_failure="error")
+        eager, agreed = Runtime(planner, program), []
+        for rows in (1, 17):
+            noise, context = planner.draw_noise(seeds=range(rows)), contexts(rows).to(device)
+            with autocast(precision, device):
+                agreed += agreeing(
+                    *graph(context, noise=noise), *eager(context, noise=noise), precision
+                )
+        exact = plan.fixed or precision == "float32"
+        assert sum(agreed) >= (1.0 if exact else HALF_SHARE) * len(agreed), agreed
+
+
+@pytest.mark.parametrize("where", DEVICES)
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_bound_and_rank(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a certificate says about a call is a function of its estimate, on every engine."""
+    device = torch.device(where)
+    if device == CPU:
+        stand_in_for_cuda(monkeypatch)
+    sampler = samplers()["ddim"]
+    denoiser = mixture_denoiser(sampler, SHAPE).to(device)
+    eager = Planner(denoiser, sampler, SHAPE, condition=pin_start, device=device)
+    graph = replace(eager, engine="graph")
+    program = programs(sampler)[kind]
+    family = Family(program.forecast, (Everywhere(), program.plan), "one plan")
+    certificate = muninn.calibrate(
+        eager, contexts(120).to(device), tolerance=1.0, family=family, progress=False
+    )
+    promised = replace(certificate, identity=graph.identity())
+    assert certificate.program == program
+    noise, context = eager.draw_noise(seeds=range(1000, 1006)), contexts(6).to(device)
+    expected, reference = muninn.cache(eager, certificate)(context, noise=noise)
+    found, record = muninn.cache(graph, promised)(context, noise=noise)
+    assert (reference.estimate > 0.0).all()
+    assert all(agreeing(found, record, expected, reference, "float32"))
+    assert record.bound is not None
+    assert record.rank is not None
+    assert np.array_equal(record.bound, certificate.bound(record.estimate))
+    assert np.array_equal(record.rank, certificate.rank(record.estimate))
+    assert record.bound == pytest.approx(reference.bound, abs=1e-3)
+    assert record.rank == pytest.approx(reference.rank, abs=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["static", "adaptive"])
+def test_channels_last_in_compiled_graphs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # keeps 10 bits of 23
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Conv1d(2, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Mish(), nn.Conv1d(16, 2, 1)
+    )
+    layers.eval().to(device)
+
+    def planner(network: nn.Module, engine: Any) -> Planner:
+        def denoise(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+            found: Tensor = network(x.transpose(1, 2)).transpose(1, 2)
+            return found
+
+        return Planner(denoise, samplers()["ddim"], SHAPE, device=device, engine=engine)
+
+    plain, changed = planner(layers, "eager"), planner(channels_last(layers), "compile")
+    program = gate(plain.sampler) if kind == "adaptive" else programs(plain.sampler)[kind]
+    runtime = runtime_for(changed, program, on_failure="error")
+    for seed in (0, 1):
+        noise = plain.draw_noise(seeds=[seed])
+        expected, reference = Runtime(plain, program)(noise=noise)
+        assert all(agreeing(*runtime(noise=noise), expected, reference, "float32"))
