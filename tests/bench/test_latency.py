@@ -1,8 +1,9 @@
-"""The latency benchmark on tiny networks: its turns and its methods; never its times."""
+"""The latency benchmark on tiny networks: methods, and what is measured of them; never times."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 import muninn.bench.latency.methods
 import muninn.graphs
 from latency_cases import CONFIG, DEVICE, TINY, Replayed, row, tiny
-from muninn.bench.latency import machine, turns
+from muninn.bench.latency import machine
 from muninn.bench.latency.batches import measure_batch
 from muninn.bench.latency.growth import measure_growth
 from muninn.bench.latency.measure import add_ratios, measure_subject, prepare
@@ -22,15 +23,17 @@ from muninn.bench.latency.methods import (
     FULL_GRAPH,
     GATED_GRAPH,
     NETWORK_GRAPH,
+    OWN_EAGER,
+    OWN_GRAPH,
+    STATIC_EAGER,
     STATIC_GRAPH,
     Method,
     methods_for,
 )
 from muninn.bench.latency.precision import halve
-from muninn.bench.latency.programs import Programs, bisect
+from muninn.bench.latency.programs import OWN_TUNING_CALLS, Programs, bisect
 from muninn.bench.latency.settings import CPU, CUDA, sizes
 from muninn.bench.latency.subjects import WIDE, subject_names
-from muninn.bench.latency.turns import Spread, take_turns
 from muninn.errors import InputError
 from muninn.planners.transformer import TrajectoryTransformer, TransformerConfig
 from muninn.planners.unet import TemporalUnet, UnetConfig
@@ -53,56 +56,6 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
         monkeypatch.setattr(module, "capture", capture)
     monkeypatch.setattr(muninn.graphs, "require_cuda", lambda planner: None)
     return made
-
-
-# -- turns -------------------------------------------------------------------------------------
-
-
-def test_every_run_takes_part_in_every_round_and_the_first_changes() -> None:
-    order: list[tuple[int, str]] = []
-
-    def run(name: str) -> Callable[[int], str]:
-        def call(number: int) -> str:
-            order.append((number, name))
-            return name
-
-        return call
-
-    found = take_turns([run(name) for name in "abc"], warm_up=2, timed=4, device=DEVICE)
-    rounds = {number: [name for at, name in order if at == number] for number, _ in order}
-    assert sorted(rounds) == [-2, -1, 0, 1, 2, 3]
-    assert all(sorted(names) == ["a", "b", "c"] for names in rounds.values())
-    assert [names[0] for _, names in sorted(rounds.items())] == ["b", "c", "a", "b", "c", "a"]
-    for name, own in zip("abc", found, strict=True):
-        assert [turn.round for turn in own] == [0, 1, 2, 3]  # warm-up is not kept
-        assert {turn.result for turn in own} == {name}
-
-
-def test_slow_runs_take_part_in_fewer_rounds_at_different_times() -> None:
-    found = take_turns(
-        [lambda number: number] * 3, warm_up=4, timed=12, device=DEVICE, strides=[1, 4, 4]
-    )
-    taken = [[turn.round for turn in own] for own in found]
-    assert taken == [list(range(12)), [3, 7, 11], [2, 6, 10]]
-    with pytest.raises(InputError, match="at least one"):
-        take_turns([], warm_up=0, timed=1, device=DEVICE)
-
-
-def test_the_device_is_idle_before_and_after_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(turns, "synchronise", lambda device: seen.append("wait"))
-    ticks = iter([1.0, 1.5])
-    monkeypatch.setattr(turns.time, "perf_counter", lambda: (seen.append("tick"), next(ticks))[1])
-    seconds, result = turns.time_call(lambda: seen.append("call") or 7, DEVICE)
-    assert (seconds, result) == (0.5, 7)
-    assert seen == ["wait", "tick", "call", "wait", "tick"]
-
-
-def test_spread_by_hand() -> None:
-    spread = Spread.of([0.001 * value for value in range(1, 102)])  # 1 to 101 ms
-    assert spread.p50 == pytest.approx(51.0)
-    assert spread.p99 == pytest.approx(100.0)
-    assert spread.max == pytest.approx(101.0)
 
 
 # -- subjects, programs, methods ---------------------------------------------------------------
@@ -172,12 +125,16 @@ def test_programs_spend_what_they_are_given() -> None:
         _, record = runtime(context, noise=noise)
         assert record.evaluations.tolist() == [5] * 4
     assert programs.capped(2.0).plan.cap == 10  # type: ignore[attr-defined]
+    assert programs.gated_own.plan.cap == 8  # type: ignore[attr-defined]
+    context, noise = programs.subject.batch(OWN_TUNING_CALLS)
+    _, record = Runtime(programs.planner, programs.gated_own)(context, noise=noise)
+    assert 5.0 <= record.evaluations.mean() <= 6.5
     _, record = programs.paper(context, noise=noise)
     assert 5 <= record.evaluations.mean() <= 16
 
 
 def test_methods_on_a_cpu_and_in_graphs(captures: list[Replayed]) -> None:
-    programs = Programs(tiny(), 5)
+    programs = Programs(replace(tiny(), trained=True), 5)
     cpu = methods_for(programs, graphed=False, compiled=True)
     cuda = methods_for(programs, graphed=True, compiled=True)
     for methods in (cpu, cuda):
@@ -185,10 +142,12 @@ def test_methods_on_a_cpu_and_in_graphs(captures: list[Replayed]) -> None:
         assert len({method.name for method in methods}) == len(methods)
     assert {method.name for method in [*cpu, *cuda]} == set(EVERY)
     assert not any("graph" in method.engine for method in cpu)
+    untrained = methods_for(Programs(tiny(), 5), graphed=True, compiled=True)
+    assert {m.name for m in cuda} - {m.name for m in untrained} == {OWN_EAGER, OWN_GRAPH}
 
 
 def test_a_method_in_a_graph_gives_the_plans_of_the_eager_one(captures: list[Replayed]) -> None:
-    programs = Programs(tiny(), 5)
+    programs = Programs(replace(tiny(), trained=True), 5)
     graphed = {m.name: m for m in methods_for(programs, graphed=True, compiled=False)}
     eager = {m.name: m for m in methods_for(programs, graphed=False, compiled=False)}
     for name, own in graphed.items():
@@ -228,6 +187,7 @@ def test_a_subject_is_measured_with_every_method(captures: list[Replayed]) -> No
     assert full.evaluations == 16.0
     assert full.deviation_p95 == 0.0 == by_name[FULL_GRAPH].deviation_p95
     assert full.warm_up == TINY.warm_up + TINY.calls
+    assert static.warm_up == TINY.warm_up
     assert static.evaluations == by_name[GATED_GRAPH].evaluations == 5.0
     assert static.deviation_p95 > 0.0  # type: ignore[operator]
     assert by_name[NETWORK_GRAPH].deviation_p95 is None  # no plan
@@ -238,6 +198,19 @@ def test_a_subject_is_measured_with_every_method(captures: list[Replayed]) -> No
     assert static.deviation_p95 == pytest.approx(
         np.quantile([call.deviation for call in own], 0.95)
     )
+
+
+def test_graphs_are_warmed_up_in_every_round_and_slow_eager_calls_in_some(
+    captures: list[Replayed],
+) -> None:
+    settings = replace(TINY, warm_up=8, turn_seconds=1e-9, longest_stride=4)  # all calls are long
+    subject = tiny()
+    methods = methods_for(Programs(subject, 5), graphed=True, compiled=False)
+    methods = [m for m in methods if m.name in (FULL_EAGER, STATIC_EAGER, STATIC_GRAPH)]
+    with bars(False) as task:
+        full, eager, graph = measure_subject(subject, methods, settings, task)[0]
+    assert (full.warm_up, eager.warm_up, graph.warm_up) == (2 + settings.calls, 2, 8)
+    assert (full.calls, eager.calls, graph.calls) == (1, 1, 1)  # of four timed rounds
 
 
 def test_ratios_by_hand() -> None:
@@ -308,6 +281,8 @@ def test_devices_and_settings() -> None:
     assert CPU.stride(100.0) == 1
     assert (CUDA.warm_up, CUDA.evaluations, CUDA.batches) == (50, 20, (16, 256, 1024))
     assert not CUDA.lighter().compile
+    assert CUDA.lighter().warm_up == 50
+    assert min(CUDA.batch_timed, CPU.batch_timed) >= 10
     assert sizes("cuda", quick=True).timed < sizes("cpu", quick=False).timed
     assert subject_names("cpu", None) == ("maze2d-fp32", "transformer-fp32")
     assert subject_names("cuda", ("maze2d-fp16", "unet63m-fp16"))[0] == "unet63m-fp16"

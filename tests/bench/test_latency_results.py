@@ -16,7 +16,9 @@ from muninn.bench.latency.methods import (
     FULL_EAGER,
     FULL_GRAPH,
     GATED_GRAPH,
+    NETWORK_EAGER,
     NETWORK_GRAPH,
+    OWN_GRAPH,
     STATIC_EAGER,
     STATIC_GRAPH,
     methods_for,
@@ -24,14 +26,14 @@ from muninn.bench.latency.methods import (
 from muninn.bench.latency.programs import Programs
 from muninn.bench.latency.rows import BatchRow, Call, ProfileRow, Row, merge, read_csv, write_csv
 from muninn.bench.latency.subjects import BUILDERS, Subject, random_subject
-from muninn.bench.latency.targets import Target, outside, targets
-from muninn.bench.latency.write import (
-    Results,
+from muninn.bench.latency.tables import (
     method_table,
+    outside_network,
     summary_table,
     target_table,
-    write_latency,
 )
+from muninn.bench.latency.targets import Target, outside, targets
+from muninn.bench.latency.write import Results, write_latency
 from muninn.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +106,8 @@ def test_targets_by_hand() -> None:
     batch = BatchRow(
         "unet63m-fp16", "U-Net", 256, "static", "graph", 20.0, 9.0, 1.0, 3.0, 5.0, "a machine"
     )
-    found = {(t.subject, t.promise): t for t in targets("cuda", rows, [batch])}
+    loose = replace(batch, method="gated, loose cap", over_full=3.0, ideal=4.0)
+    found = {(t.subject, t.promise): t for t in targets("cuda", rows, [batch, loose])}
     wide = {promise: t for (subject, promise), t in found.items() if subject == "unet63m-fp16"}
     assert {promise: (t.measured, t.verdict) for promise, t in wide.items()} == {
         "static over Full in one graph": (4.5, "met"),
@@ -115,13 +118,28 @@ def test_targets_by_hand() -> None:
             "missed",
         ),
         "gated with a cap, p99 over p50": (pytest.approx(1.25), "missed"),
-        "static, batch 256: speed-up over ideal": (pytest.approx(0.6), "missed"),
-        "gated, batch 256: speed-up over ideal": (None, "not measured"),
+        "static, batch 256: speed-up over steps / evaluations": (pytest.approx(0.6), "missed"),
+        "gated, cap 1.5 x static, batch 256: speed-up over steps / evaluations": (
+            None,
+            "not measured",
+        ),
+        "gated, cap 2 x static, batch 256: speed-up over steps / evaluations": (
+            pytest.approx(0.75),
+            "missed",
+        ),
     }
     others = [t for (subject, _), t in found.items() if subject != "unet63m-fp16"]
-    assert len(others) == 10
+    assert len(others) == 13
     assert {t.verdict for t in others} == {"not measured"}
     assert outside(rows[:3], "unet63m-fp16") is None
+
+
+def test_a_gate_with_its_own_threshold_is_told_beside_the_targets() -> None:
+    own = row(OWN_GRAPH, 20.0, subject="maze2d-fp16", p99_ms=26.0)
+    (told,) = [t for t in targets("cuda", [own], []) if "own threshold" in t.promise]
+    assert (told.measured, told.limit, told.verdict) == (1.3, None, "for information")
+    assert str(told).endswith("p99 over p50: 1.3: for information")
+    assert target_table([told]).endswith("| - | 1.3 | for information |")
 
 
 def test_targets_on_a_cpu_by_hand() -> None:
@@ -150,28 +168,48 @@ def test_a_later_run_replaces_the_subjects_it_measured() -> None:
 
 
 def test_tables_leave_out_what_did_not_run() -> None:
-    text = method_table([row(FULL_GRAPH, 177.3, over_eager=3.2), row("dpm-graph", None)])
-    assert "| full-graph | graph | 20.0 | 177 | 177 | 177 | 3 | 0.1 | - | 3.20x | - |" in text
+    full = row(FULL_GRAPH, 177.3, over_eager=3.2)
+    text = method_table([full, replace(full, calls=50), row("dpm-graph", None)])
+    assert "| full-graph | graph | 20.0 | 177 | - | 177 | 3 | 1 | 0.1 | - | 3.20x | - |" in text
+    assert "| 177 | 177 | 177 | 50 | 1 |" in text  # enough calls for a 99th percentile
     assert "dpm" not in text
     lines = {line.count("|") for line in text.splitlines()}
-    assert lines == {12}
+    assert lines == {13}
     target = Target("x", "speed-up", 4.4, None, at_least=True)
     assert target_table([target]).endswith("| x | speed-up | >= 4.4 | - | not measured |")
 
 
 def test_the_summary_by_hand() -> None:
-    first = [row(FULL_GRAPH, 90.0), row(STATIC_GRAPH, 20.0), row(NETWORK_GRAPH, 18.0)]
+    first = [
+        row(FULL_GRAPH, 90.0, max_ms=95.0),
+        row(STATIC_GRAPH, 20.0, calls=50),
+        row(NETWORK_GRAPH, 18.0),
+    ]
     second = [row(FULL_GRAPH, 60.0), row("static-last", 9.0), row("dpm-graph", None)]
     rows = [
         *add_ratios([replace(found, method_title="Muninn") for found in first]),
         *add_ratios([replace(found, subject="other", title="Other") for found in second]),
     ]
     assert summary_table(rows).splitlines()[2:] == [
-        "| full-graph, graph | 90 / 90 | 60 / 60 |",
+        "| full-graph, graph | 90 / max 95 | 60 / max 60 |",
         "| **Muninn, graph** | 20 / 20 | - |",
-        "| static-last, graph | - | 9 / 9 |",
+        "| static-last, graph | - | 9 / max 9 |",
         "| Muninn, graph: over Full, graph | 4.50x | - |",
     ]
+
+
+def test_what_the_profile_leaves_of_steps_over_evaluations() -> None:
+    def network(method: str, share: float) -> ProfileRow:
+        return ProfileRow("a", method, "host", profile.NETWORK, 1.0, share, 20.0)
+
+    rows = [network(FULL_EAGER, 0.98), network(STATIC_EAGER, 0.882)]
+    alone = row(NETWORK_EAGER, 1.0, subject="a", over_eager=4.75)
+    (line,) = outside_network(rows, [alone])
+    assert line.startswith("- `a`: 11.8% of a static call and 2.0% of a full one")
+    assert "leaves 0.90 of" in line
+    assert line.endswith("the evaluations alone, timed, had 0.95.")
+    assert outside_network(rows, [])[0].endswith("evaluations.")
+    assert outside_network(rows[:1], [alone]) == []
 
 
 @pytest.mark.parametrize(("page", "device"), [("README.md", "cuda"), ("docs/engines.md", "cpu")])

@@ -90,12 +90,18 @@ def measure_subject(
         raise InputError(f"full compute of {subject.name} does not run: {prepared[0].note}")
     able = [entry for entry in prepared if entry.run is not None]
     strides = [settings.stride(entry.seconds) for entry in able]
+    # A graph or a compiled network is slow to settle and quick to run; eager calls are neither.
+    warm = [
+        stride if entry.method.engine == "eager" else 1
+        for entry, stride in zip(able, strides, strict=True)
+    ]
     turns = take_turns(
         [_at(entry, calls) for entry in able],
         warm_up=settings.warm_up,
         timed=settings.timed,
         device=device,
         strides=strides,
+        warm_strides=warm,
         advance=task(f"{subject.name}: time", settings.warm_up + settings.timed),
     )
     rows, kept = [], []
@@ -106,7 +112,7 @@ def measure_subject(
             place = able.index(entry)
             own = turns[place]
             warm_up = sum(
-                (number + place) % strides[place] == 0 for number in range(-settings.warm_up, 0)
+                (number + place) % warm[place] == 0 for number in range(-settings.warm_up, 0)
             )
         found = _calls(subject, entry.method, own, references)
         extra = settings.calls if entry.method.name == FULL_EAGER else 0

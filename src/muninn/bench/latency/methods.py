@@ -29,6 +29,7 @@ Engine = Literal["eager", "compiled", "graph", "compiled graph"]
 FULL_EAGER, FULL_GRAPH = "full-eager", "full-graph"
 STATIC_EAGER, STATIC_GRAPH = "static-eager", "static-graph"
 GATED_EAGER, GATED_GRAPH = "gated-eager", "gated-graph"
+OWN_EAGER, OWN_GRAPH = "gated-own-eager", "gated-own-graph"
 NETWORK_EAGER, NETWORK_GRAPH = "network-eager", "network-graph"
 
 EVERY = (
@@ -38,6 +39,7 @@ EVERY = (
     "paper-eager",
     STATIC_EAGER,
     GATED_EAGER,
+    OWN_EAGER,
     "full-compiled",
     "static-compiled",
     NETWORK_EAGER,
@@ -46,6 +48,7 @@ EVERY = (
     "dpm-graph",
     STATIC_GRAPH,
     GATED_GRAPH,
+    OWN_GRAPH,
     NETWORK_GRAPH,
     "full-compiled-graph",
     "static-compiled-graph",
@@ -53,6 +56,9 @@ EVERY = (
     "static-last",
 )
 """Names of all methods; which of them are offered depends on device and subject."""
+
+
+_OWN = "Muninn gated, own threshold"
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,7 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
         Method("paper-eager", "the paper's gate", "eager", paper),
         Method(STATIC_EAGER, "Muninn static", "eager", lambda: run("static", "eager")),
         Method(GATED_EAGER, "Muninn gated", "eager", lambda: run("gated", "eager")),
+        Method(OWN_EAGER, _OWN, "eager", lambda: run("gated_own", "eager")),
     ]
     compile_eager = [
         Method("full-compiled", "Full", "compiled", lambda: plain(compiled_planner())),
@@ -174,7 +181,7 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
         last = Method(
             NETWORK_EAGER, f"{count} evaluations alone", "eager", lambda: alone(_same), False
         )
-        return [*eager, *(compile_eager if compiled else []), last]
+        return _offered([*eager, *(compile_eager if compiled else []), last], programs)
     in_graph = [
         Method(FULL_GRAPH, "Full", "graph", lambda: run("full", "graph")),
         Method(
@@ -186,6 +193,7 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
         Method("dpm-graph", f"DPM-Solver++ {count}", "graph", lambda: solver(graphed_sample)),
         Method(STATIC_GRAPH, "Muninn static", "graph", lambda: run("static", "graph")),
         Method(GATED_GRAPH, "Muninn gated", "graph", lambda: run("gated", "graph")),
+        Method(OWN_GRAPH, _OWN, "graph", lambda: run("gated_own", "graph")),
         Method(
             NETWORK_GRAPH,
             f"{count} evaluations alone",
@@ -212,12 +220,19 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
     ]
     # The graph covers what these two do, at the speed of the hardware.
     covered = ("few-eager", "dpm-eager")
-    return [
+    every = [
         *(method for method in eager if method.name not in covered),
         *(compile_eager[:1] if compiled else []),
         *in_graph,
         *(compile_graph if compiled else []),
     ]
+    return _offered(every, programs)
+
+
+def _offered(methods: list[Method], programs: Programs) -> list[Method]:
+    """Without a gate that adapts to calls, where random weights make all calls alike."""
+    own = () if programs.subject.trained else (OWN_EAGER, OWN_GRAPH)
+    return [method for method in methods if method.name not in own]
 
 
 def _same(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -14,6 +14,7 @@ _COLOURS = {
     "Muninn static": "#c2570c",
     "Muninn static, channels last": "#e53e3e",
     "Muninn gated": "#d69e2e",
+    "Muninn gated, own threshold": "#b7791f",
 }
 _OTHERS = ("#2b6cb0", "#2f855a", "#805ad5")
 _MARKERS = {"eager": "o", "compiled": "s", "graph": "^", "compiled graph": "D"}

@@ -40,6 +40,7 @@ from muninn.bench.maze_planner import InpaintedDenoiser
 from muninn.bench.protocol import Run
 from muninn.progress import Task
 from muninn.rounds import RoundRuntime
+from muninn.run_state import RunState
 from muninn.runtime import Runtime
 from muninn.sampler import Sampler
 from muninn.vector_gap import StepTable
@@ -63,7 +64,7 @@ SEAMS: tuple[tuple[Any, str, str], ...] = (
     (Sampler, "convert", SAMPLER),
     (StepTable, "step", SAMPLER),
     (InpaintedEnds, "__call__", CONDITION),
-    (Runtime, "_read", READS),
+    (RunState, "read", READS),
     (RoundRuntime, "_outcome", READS),
 )
 """Owner, attribute and the part it belongs to; a part inside another counts for itself only."""

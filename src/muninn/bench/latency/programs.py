@@ -28,6 +28,10 @@ TRIALS = 14
 MARGIN = 0.9
 """Of the largest threshold that reaches the cap in the tuning calls, so that others do as well."""
 
+OWN_TUNING_CALLS = 16
+OWN_CAP = 1.5
+OWN_SLACK = 0.25  # evaluations
+
 
 def bisect(
     evaluations: Callable[[float], float],
@@ -102,6 +106,24 @@ class Programs:
 
         threshold = MARGIN * bisect(fewest, self.count)
         return Program(self.forecast, Adaptive(threshold, cap=self.count))
+
+    @functools.cached_property
+    def gated_own(self) -> Program:
+        """A gate with ``count`` evaluations in the mean: easy calls spend fewer, hard ones more.
+
+        Tuned on calls that are timed; its cap is :data:`OWN_CAP` times the mean, to be reached
+        seldom.
+        """
+        context, noise = self.subject.batch(OWN_TUNING_CALLS)
+        cap = round(OWN_CAP * self.count)
+
+        def mean(threshold: float) -> float:
+            program = Program(self.forecast, Adaptive(threshold, cap=cap))
+            _, record = RoundRuntime(self.planner, program)(context, noise=noise)
+            return float(record.evaluations.mean())
+
+        threshold = bisect(mean, self.count, slack=OWN_SLACK)
+        return Program(self.forecast, Adaptive(threshold, cap=cap))
 
     def capped(self, ratio: float) -> Program:
         """The same gate with ``ratio`` times the cap: rows of a batch differ in evaluations."""

@@ -52,7 +52,8 @@ class Settings:
 
     Attributes:
         evaluations: of every method that skips some, per call.
-        warm_up, timed: rounds; every method takes part in each, unless its calls are long.
+        warm_up, timed: rounds; every method takes part in each, unless its calls are long. On a
+            GPU graphs and compiled methods take part in all of the warm-up.
         calls: distinct calls; round ``i`` plans call ``i % calls`` with every method.
         turn_seconds: a method whose calls take ``k`` times as long takes part in every ``k``-th
             round only, so that slow baselines do not use up the time of the run.
@@ -72,7 +73,7 @@ class Settings:
     turn_seconds: float = 0.025
     longest_stride: int = 10
     batches: tuple[int, ...] = (16, 256, 1024)
-    batch_timed: int = 3
+    batch_timed: int = 10
     growth: tuple[Cell, ...] = ()
     growth_timed: int = 5
     compile: bool = True
@@ -99,10 +100,8 @@ class Settings:
         return tuple(rows for rows in self.batches if rows * parameters * horizon <= MOST_WORK)
 
     def lighter(self) -> Settings:
-        """For planners that no target names: fewer rounds, nothing compiled."""
-        return replace(
-            self, warm_up=min(self.warm_up, 20), timed=min(self.timed, 40), compile=False
-        )
+        """For planners that no target names: fewer timed rounds, nothing compiled."""
+        return replace(self, timed=min(self.timed, 60), compile=False)
 
 
 CUDA = Settings(
@@ -122,7 +121,6 @@ CPU = Settings(
     timed=60,
     turn_seconds=math.inf,
     batches=(16,),
-    batch_timed=2,
     growth=grid(
         Cell(horizon=64, steps=50),
         horizon=(32, 128),

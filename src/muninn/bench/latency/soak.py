@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,29 +23,52 @@ from muninn.bench.protocol import Run
 from muninn.errors import InputError
 from muninn.planner import Engine
 from muninn.progress import bars
+from muninn.schedule import FloatArray
 
-ROWS = (1, 1, 1, 1, 2, 5)
+COMMON = (1, 1, 1, 1, 2, 5)
 """Batch sizes that calls run through, so that shapes change all the time."""
 
-DISTINCT = 12
-"""Calls of each size; every one is made again and again and must give the same bits."""
+RARE = (3, 4, 6, 7, 8, 9)
+"""One call in :data:`RARE_EVERY` has the next of these sizes. With the common ones they are nine,
+one more than the graph runtimes keep: every rare call drops a captured shape and captures anew."""
 
-SAMPLES = 40
+RARE_EVERY = 40
+DISTINCT = 12
+"""Calls of common sizes that differ; each is made again and again and must give the same bits."""
+
 EVALUATIONS = 6
+
+SHARES: dict[str, tuple[tuple[str, Engine, float], ...]] = {
+    "cpu": (("static", "eager", 0.5), ("gated", "eager", 0.5)),
+    "cuda": (
+        ("static", "graph", 0.42),
+        ("gated", "graph", 0.42),
+        ("static", "eager", 0.05),
+        ("gated", "eager", 0.05),
+        ("static", "compile", 0.06),
+    ),
+}
+"""Of all calls, what each program gets on each engine. Eager calls on a GPU are slow: few must do.
+Compiled ones have common sizes only: each size that is new takes most of a minute."""
 
 
 @dataclass(frozen=True)
 class Soak:
-    """What a soak saw of one program.
+    """What a soak saw of one program; memory in MB, at the end of the first sweep and of the last.
+
+    A sweep is the calls in which every rare size comes once, so that the same shapes are held at
+    the end of each.
 
     Attributes:
         program: ``static`` or ``gated``; engine: what ran it.
         calls: made.
         distinct: calls that differ; changed: results that were not those of the first time.
-        allocated_mb: memory held by tensors after 10% of the calls, and at the end (CUDA), else
-            the process's resident memory.
-        process_mb: resident memory of the process at the same two moments.
-        growth_mb_per_1000: slope of ``allocated_mb`` over the last 90% of the calls.
+        allocated_mb: memory held by tensors (CUDA), else the process's resident memory.
+        reserved_mb: memory that PyTorch holds for tensors (CUDA), else the process's.
+        process_mb: resident memory of the process.
+        growth_mb_per_1000: slope of ``allocated_mb`` over all sweeps.
+        late_growth_mb_per_1000: over the second half of them.
+        sweeps: calls made, allocated, reserved and process memory at the end of each.
     """
 
     program: str
@@ -53,8 +77,11 @@ class Soak:
     distinct: int
     changed: int
     allocated_mb: tuple[float, float]
+    reserved_mb: tuple[float, float]
     process_mb: tuple[float, float]
     growth_mb_per_1000: float
+    late_growth_mb_per_1000: float
+    sweeps: list[list[float]]
 
 
 def run_soak(
@@ -78,12 +105,12 @@ def run_soak(
     """
     place = find_device(device)
     subject = "maze2d-fp16" if device == "cuda" else "maze2d-fp32"
-    # Of all calls, for each program. Eager calls on a GPU are slow: a few must do.
-    shares: dict[Engine, float] = {"graph": 0.48, "eager": 0.02}
-    if device == "cpu":
-        shares = {"eager": 0.5}
-    if calls < 40 * len(ROWS):
-        raise InputError(f"a soak needs at least {40 * len(ROWS)} calls, got {calls}")
+    fewest = math.ceil(2 * _sweep() / min(share for _, _, share in SHARES[device]))
+    if calls < fewest:
+        raise InputError(
+            f"a soak on {device} needs at least {fewest} calls, two sweeps through all batch "
+            f"sizes for each program; got {calls}"
+        )
     built = BUILDERS[subject](place, DISTINCT)
     programs = Programs(built, EVALUATIONS)
     for name in ("static", "gated"):
@@ -92,19 +119,22 @@ def run_soak(
     before = _allocated(place)
     found = []
     with bars(progress) as task, torch.no_grad():
-        for engine, share in shares.items():
-            for name in ("static", "gated"):
-                count = round(calls * share)
-                run = run_program(built.planner, getattr(programs, name), engine)
-                advance = task(f"{name}, {engine}", count)
-                found.append(_soak(run, built.batch, place, name, engine, count, advance))
-                del run
-                release(place)
+        for name, engine, share in SHARES[device]:
+            count = round(calls * share)
+            run = run_program(built.planner, getattr(programs, name), engine)
+            advance = task(f"{name}, {engine}", count)
+            found.append(_soak(run, built.batch, place, name, engine, count, advance))
+            del run
+            if engine == "compile":
+                torch.compiler.reset()
+            release(place)
     document = {
         "command": command,
         "hardware": hardware(place),
         "subject": subject,
-        "rows_of_calls": ROWS,
+        "rows_of_calls": COMMON,
+        "rows_of_rare_calls": RARE,
+        "rare_every": RARE_EVERY,
         "before_mb": before,
         "left_after_release_mb": _allocated(place),
         "runs": [asdict(one) for one in found],
@@ -123,32 +153,46 @@ def _soak(
     calls: int,
     advance: Callable[[int], None],
 ) -> Soak:
-    inputs = [batch(rows, 7 * place) for place, rows in enumerate(ROWS * (DISTINCT // len(ROWS)))]
+    common = [batch(rows, 7 * at) for at, rows in enumerate(COMMON * (DISTINCT // len(COMMON)))]
+    # The compiler, unlike the graphs, has no bound on the shapes that it keeps.
+    rare = [] if engine == "compile" else [batch(rows, 5 * at) for at, rows in enumerate(RARE)]
+    inputs = [*common, *rare]
     first: dict[int, str] = {}
     changed = 0
-    settled = max(calls // 10, len(inputs))
-    every = max((calls - settled) // SAMPLES, 1)
-    moments: list[tuple[int, float, float]] = []
+    sweeps: list[list[float]] = []
     for number in range(calls):
-        place = number % len(inputs)
+        place = number % len(common)
+        if rare and (number + 1) % RARE_EVERY == 0:
+            place = len(common) + number // RARE_EVERY % len(rare)
         digest = _digest(run(*inputs[place])[0])
         changed += first.setdefault(place, digest) != digest
-        if number >= settled and (number - settled) % every == 0:
+        if (number + 1) % _sweep() == 0:
             synchronise(device)
-            moments.append((number, _allocated(device), _resident()))
+            sweeps.append([number + 1, _allocated(device), _reserved(device), _resident()])
         advance(1)
-    at, allocated, resident = np.array(moments, dtype=float).T
-    slope = float(np.polyfit(at, allocated, 1)[0]) if len(at) > 1 else 0.0
+    at, allocated, reserved, resident = np.array(sweeps, dtype=float).T
     return Soak(
         name,
         engine,
         calls,
-        len(inputs),
+        len(first),
         changed,
         (float(allocated[0]), float(allocated[-1])),
+        (float(reserved[0]), float(reserved[-1])),
         (float(resident[0]), float(resident[-1])),
-        1e3 * slope,
+        _slope(at, allocated),
+        _slope(at[len(at) // 2 :], allocated[len(at) // 2 :]),
+        sweeps,
     )
+
+
+def _sweep() -> int:
+    return RARE_EVERY * len(RARE)
+
+
+def _slope(at: FloatArray, megabytes: FloatArray) -> float:
+    """MB per 1,000 calls; 0 where there is one moment only."""
+    return 1e3 * float(np.polyfit(at, megabytes, 1)[0]) if len(at) > 1 else 0.0
 
 
 def _digest(trajectory: Tensor) -> str:
@@ -159,6 +203,13 @@ def _allocated(device: torch.device) -> float:
     """MB held by tensors on a GPU; on a CPU, what the process holds."""
     if device.type == "cuda":
         return float(torch.cuda.memory_allocated(device)) / 2**20
+    return _resident()
+
+
+def _reserved(device: torch.device) -> float:
+    """MB that PyTorch holds on a GPU, graphs' pools included; on a CPU, what the process holds."""
+    if device.type == "cuda":
+        return float(torch.cuda.memory_reserved(device)) / 2**20
     return _resident()
 
 

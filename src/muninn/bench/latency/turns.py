@@ -39,6 +39,7 @@ def take_turns(
     timed: int,
     device: torch.device,
     strides: Sequence[int] | None = None,
+    warm_strides: Sequence[int] | None = None,
     advance: Advance = lambda steps: None,
 ) -> list[list[Turn[Result]]]:
     """Timed calls of every run, all runs in every round, each round beginning with another.
@@ -48,17 +49,19 @@ def take_turns(
         warm_up, timed: rounds.
         device: waited for before and after each call.
         strides: run ``i`` takes part in every ``strides[i]``-th round; in all by default.
+        warm_strides: the same while warming up; as when timed by default.
         advance: called after every round.
     """
     if not runs or timed < 1:
         raise InputError(f"time at least one call of one method, got {len(runs)} and {timed}")
     every = [1] * len(runs) if strides is None else list(strides)
+    warm = every if warm_strides is None else list(warm_strides)
     turns: list[list[Turn[Result]]] = [[] for _ in runs]
     for number in range(-warm_up, timed):
         first = number % len(runs)
         for place in [*range(first, len(runs)), *range(first)]:
             # Shifted by place: else all slow runs would meet in the same rounds.
-            if (number + place) % every[place]:
+            if (number + place) % (warm if number < 0 else every)[place]:
                 continue
             seconds, result = time_call(lambda at=place: runs[at](number), device)  # type: ignore[misc]  # noqa: B023
             if number >= 0:
