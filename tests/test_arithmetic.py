@@ -109,10 +109,15 @@ def test_autocast_is_of_its_own_kind_of_device() -> None:
     assert arithmetic(CPU) is None
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
-    """TF32 as torch has it by default, afterwards too."""
+    """TF32 as torch has it by default, whatever was set before, and afterwards too."""
+    set_defaults()
     yield
+    set_defaults()
+
+
+def set_defaults() -> None:
     if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
         torch.backends.cuda.matmul.fp32_precision = "none"
         torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]

@@ -144,9 +144,10 @@ def train(config: TrainingConfig) -> Path:
     """
     device = torch.device(config.device)
     torch.manual_seed(config.seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cudnn.benchmark = True
     runs = _read(config.data)
     if runs.frames.shape[1] != config.network.channels:
         raise InputError(

@@ -91,8 +91,9 @@ class Trainer:
         self.settings = settings
         self.device = torch.device(settings.device)
         torch.manual_seed(settings.seed)
-        torch.backends.cuda.matmul.allow_tf32 = True
-        torch.backends.cudnn.allow_tf32 = True
+        if self.device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.backends.cudnn.allow_tf32 = True
         whole = load_demonstrations(settings.data)
         kept = whole.episodes - max(1, round(settings.held_out * whole.episodes))
         if kept < 1:
