@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from muninn.bench.latency.rows import Row
 from muninn.bench.latency.settings import Cell, Settings, grid
@@ -33,22 +31,6 @@ TINY = Settings(
 
 def tiny(name: str = "maze2d-fp32") -> Subject:
     return random_subject(name, "a tiny U-Net", CONFIG, 8, DEVICE, "fp32", 2, steps=16)
-
-
-class Replayed:
-    """Stands for a graph on the CPU: runs its function again and overwrites the first result."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-        self.result = function()
-
-    def replay(self) -> None:
-        again = self.function()
-        if isinstance(self.result, Tensor):
-            self.result.copy_(again)
-        elif self.result is not None:
-            self.result.after.copy_(again.after)
-            self.result.packed.copy_(again.packed)
 
 
 def row(method: str, p50: float | None, **changes: Any) -> Row:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from muninn.denoiser import _parts
+from muninn.denoiser import parts_of
 
 Place = tuple[dict[str, Any], str]
 """A module's dictionary of parameters, buffers or submodules, and a name in it."""
@@ -71,7 +71,7 @@ def _reached(holder: Any, seen: set[int], depth: int = 0) -> Iterator[Place | Te
     elif isinstance(holder, Tensor):
         yield holder
     else:
-        for part in _parts(holder):
+        for part in parts_of(holder):
             yield from _reached(part, seen, depth + 1)
 
 

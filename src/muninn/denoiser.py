@@ -167,7 +167,7 @@ def check_prediction(prediction: Any, x: Tensor, dtype: torch.dtype | None) -> T
     return prediction
 
 
-def _parts(holder: Any) -> list[Any]:
+def parts_of(holder: Any) -> list[Any]:
     """What an object can reach its weights through, in a fixed order."""
     if isinstance(holder, dict):
         return list(holder.values())
@@ -212,7 +212,7 @@ def _contents(holder: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str
     elif isinstance(holder, float):
         yield "number", repr(holder).encode(), 0
     else:
-        for part in _parts(holder):
+        for part in parts_of(holder):
             yield from _contents(part, seen, depth + 1)
 
 

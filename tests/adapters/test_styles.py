@@ -29,17 +29,7 @@ from muninn.errors import InputError
 from muninn.plan import Program
 from muninn.planner import Planner
 from muninn.runtime import Runtime
-
-BATCH, HORIZON, ACTION, STATE = 3, 8, 2, 4
-SIZE = ACTION + STATE
-
-
-def bits(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int32)  # tells -0.0 from 0.0
-
-
-def seeded(seed: int = 7) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from style_cases import ACTION, BATCH, HORIZON, SIZE, bits, seeded
 
 
 class Network(nn.Module):

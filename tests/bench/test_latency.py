@@ -12,7 +12,8 @@ import torch
 
 import muninn.bench.latency.methods
 import muninn.graphs
-from latency_cases import CONFIG, DEVICE, TINY, Replayed, row, tiny
+from graph_cases import Replayed
+from latency_cases import CONFIG, DEVICE, TINY, row, tiny
 from muninn.bench.latency import machine
 from muninn.bench.latency.batches import measure_batch
 from muninn.bench.latency.growth import measure_growth
