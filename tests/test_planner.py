@@ -168,7 +168,8 @@ def test_identity_is_plain_and_changes_with_the_program() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CPU devices carry no index")
 def test_a_device_without_an_index_is_the_one_its_tensors_say() -> None:
-    planner = mixture_planner(samplers()["ddim"], SHAPE, device="cuda")
+    on_cpu = mixture_planner(samplers()["ddim"], SHAPE)
+    planner = replace(on_cpu, denoiser=on_cpu.denoiser.to(torch.device("cuda")), device="cuda")
     assert planner.device == torch.zeros(1, device="cuda").device
     assert planner.sample(torch.zeros(2, 2, device="cuda")).shape == (2, *SHAPE)
 
