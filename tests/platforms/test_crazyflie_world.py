@@ -22,6 +22,8 @@ from muninn.platforms.crazyflie.model import (
     Wind,
 )
 from muninn.platforms.crazyflie.reference import (
+    FIT,
+    LEFT,
     TOP_ACCELERATION,
     TOP_SPEED,
     PlanSpline,
@@ -166,15 +168,55 @@ def test_the_shortest_runs_are_finite(metres: float) -> None:
 
 def test_setpoints_follow_a_run_and_stay_within_bounds() -> None:
     run = route.timed(zigzag())
-    spline = PlanSpline(run[:, :3], run[0, 3:], route.FRAME_SECONDS)
+    spline = PlanSpline(run, route.FRAME_SECONDS)
     for frame in (0, 7, len(run) - 1):
-        np.testing.assert_allclose(spline.at(0.1 * frame)[0], run[frame, :3], atol=1e-12)
+        place, velocity, _ = spline.at(0.1 * frame)
+        np.testing.assert_allclose(place, run[frame, :3], atol=0.01)  # a run is not quite cubic
+        np.testing.assert_allclose(velocity, run[frame, 3:], atol=1e-12)
     reference = Reference(run[0, :3])
     reference.follow(spline, 0.0, 1.0)
     for tick in range(1, 101 + 10 * len(run)):
         setpoint = reference.next(0.01)
         assert np.linalg.norm(setpoint.position - spline.at(0.01 * tick)[0]) < 0.03
     np.testing.assert_allclose(setpoint.position, run[-1, :3], atol=1e-3)
+
+
+def test_a_plan_is_followed_where_positions_and_velocities_fit_best() -> None:
+    generator = np.random.default_rng(1)
+    run = route.timed(zigzag())
+    shaken = run.copy()
+    shaken[1:, :3] += 0.01 * generator.standard_normal((len(run) - 1, 3))
+    clean, fitted = (PlanSpline(frames, route.FRAME_SECONDS) for frames in (run, shaken))
+    at = 0.1 * np.arange(len(run))
+    apart = np.array([fitted.at(time)[0] - clean.at(time)[0] for time in at])
+    assert np.linalg.norm(apart[0]) < 1e-12
+    assert np.sqrt((apart**2).mean()) < 0.005  # half of what the positions were shaken by
+    # Least squares: whatever moves one place makes the fit worse.
+    places = np.array([fitted.at(time)[0] for time in at])
+    slopes = shaken[:, 3:].copy()
+    slopes[-1] = 0.0
+    moved = 0.05 * (slopes[1:] + slopes[:-1])
+
+    def misfit(tried: np.ndarray) -> float:
+        off, gap = tried - shaken[:, :3], np.diff(tried, axis=0) - moved
+        return float((off**2).sum() + FIT * (gap**2).sum())
+
+    for frame in (1, 5, len(run) - 1):
+        for push in (-1e-3, 1e-3):
+            other = places.copy()
+            other[frame, generator.integers(3)] += push
+            assert misfit(other) > misfit(places)
+
+
+def test_a_plan_from_rest_is_joined_where_it_leaves() -> None:
+    run = route.timed(zigzag())
+    spline = PlanSpline(run, route.FRAME_SECONDS)
+    joined = spline.leaves()
+    assert 0.1 < joined < 0.3
+    gone = float(np.linalg.norm(spline.at(joined)[0] - run[0, :3]))
+    assert LEFT < gone < LEFT + 0.02
+    assert PlanSpline(run[8:], route.FRAME_SECONDS).leaves() == 0.0  # on the move
+    assert PlanSpline(np.tile(run[-1], (9, 1)), route.FRAME_SECONDS).leaves() == 0.0  # stays
 
 
 def test_setpoints_are_bounded_whatever_is_planned() -> None:
@@ -184,7 +226,8 @@ def test_setpoints_are_bounded_whatever_is_planned() -> None:
     fastest = hardest = 0.0
     for _ in range(20):
         wild = np.cumsum(generator.uniform(-0.6, 0.6, (64, 3)), axis=0)
-        reference.follow(PlanSpline(wild, generator.standard_normal(3), 0.1), 0.2, 1.0)
+        frames = np.concatenate([wild, 3.0 * generator.standard_normal((64, 3))], axis=1)
+        reference.follow(PlanSpline(frames, 0.1), 0.2, 1.0)
         for _ in range(30):
             setpoint = reference.next(0.01)
             fastest = max(fastest, float(np.linalg.norm(setpoint.velocity)))
@@ -199,13 +242,14 @@ def test_setpoints_are_bounded_whatever_is_planned() -> None:
 
 def test_damping_slows_down_along_the_same_path() -> None:
     line = np.linspace([0.0, 0.0, 0.0], [3.2, 0.0, 0.0], 64)
-    spline = PlanSpline(line, (line[1] - line[0]) / 0.1, 0.1)
+    speed = 3.2 / 6.3
+    frames = np.concatenate([line, np.tile([speed, 0.0, 0.0], (64, 1))], axis=1)
+    spline = PlanSpline(frames, 0.1)
     places = []
     for factor in (1.0, 0.5):
         reference = Reference(STILL)
         reference.follow(spline, 0.0, factor)
         places.append([reference.next(0.01).position for _ in range(200)][-1])
-    speed = 3.2 / 6.3
     assert places[0] == pytest.approx([2.0 * speed, 0.0, 0.0], abs=0.01)
     assert places[1] == pytest.approx([1.0 * speed, 0.0, 0.0], abs=0.01)
 

@@ -81,10 +81,10 @@ class CrazyflieEpisode:
         return self._teacher.normalise(torch.tensor(ends, dtype=torch.float32))[None]
 
     def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
-        """Track a plan (horizon, 6), joined where it would have been by now."""
+        """Track a plan (horizon, 6), joined where it would have been by now, or where it leaves."""
         frames = self._teacher.unnormalise(plan).double().cpu().numpy()
-        spline = PlanSpline(frames[:, :3], frames[0, 3:], self._teacher.frame_seconds)
-        self._reference.follow(spline, self.time - taken, factor)
+        spline = PlanSpline(frames, self._teacher.frame_seconds)
+        self._reference.follow(spline, max(self.time - taken, spline.leaves()), factor)
 
     def hold(self) -> None:
         """Hover where the drone is; one that hovers already goes on where it does."""

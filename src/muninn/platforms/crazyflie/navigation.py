@@ -45,7 +45,7 @@ class Crazyflie:
         if not bool(torch.isfinite(plan).all()):
             return False
         frames = self.teacher.unnormalise(plan).double().cpu().numpy()
-        spline = PlanSpline(frames[:, :3], frames[0, 3:], self.teacher.frame_seconds)
+        spline = PlanSpline(frames, self.teacher.frame_seconds)
         return bool(clearance(spline.sampled()).min() >= COLLISION_MARGIN)
 
     def path(self, plan: Tensor) -> FloatArray:
