@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
 
-from muninn.context import batch_size, digest, select, tensors
+from muninn.context import batch_size, concatenate, copy_into, digest, select, signature, tensors
 from muninn.errors import InputError
 
 Scene = collections.namedtuple("Scene", ["start", "goal"])
@@ -48,6 +51,76 @@ def test_named_tuples_stay_named_tuples() -> None:
     chosen = select(Scene(torch.arange(3), torch.arange(3) + 10), torch.tensor([1]))
     assert isinstance(chosen, Scene)
     assert chosen.start.tolist() == [1] and chosen.goal.tolist() == [11]
+
+
+class Sealed(Mapping[str, Any]):
+    """A mapping that is not made from a dict."""
+
+    def __init__(self, goal: Any) -> None:
+        self._goal = goal
+
+    def __getitem__(self, key: str) -> Any:
+        return {"goal": self._goal}[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["goal"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+MAPPINGS = [dict, collections.OrderedDict, collections.UserDict, MappingProxyType]
+
+
+@pytest.mark.parametrize("kind", MAPPINGS)
+def test_any_mapping_is_a_nest_and_stays_what_it_is(kind: Any) -> None:
+    def batch(value: float) -> Any:
+        return kind({"goal": torch.full((2, 1), value), "scene": kind({"map": torch.ones(2)})})
+
+    first, other = batch(0.0), batch(1.0)
+    paths = ["context['goal']", "context['scene']['map']"]
+    assert [path for path, _ in tensors(first)] == paths
+    assert batch_size(first) == 2
+    assert digest(first) != digest(other)
+    for made in (select(first, torch.tensor([1])), concatenate([first, other])):
+        assert type(made) is kind and type(made["scene"]) is kind
+    assert concatenate([first, other])["goal"].flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert signature(first) == signature(other)  # not by identity: values are copied in
+    assert signature(first) != signature(kind({"goal": torch.zeros(3, 1)}))
+    copy_into(first, other)
+    assert first["goal"].flatten().tolist() == [1.0, 1.0]
+
+
+def test_kinds_of_mappings_are_told_apart() -> None:
+    """A network may treat them differently."""
+    goal = torch.zeros(1, 2)
+    signatures = {signature(kind({"goal": goal})) for kind in MAPPINGS}
+    assert len(signatures) == len(MAPPINGS)
+
+
+def test_a_dict_that_is_not_made_from_a_dict_becomes_one() -> None:
+    context = collections.defaultdict(list, {"goal": torch.arange(3)})
+    chosen = select(context, torch.tensor([2]))
+    assert type(chosen) is dict
+    assert chosen["goal"].tolist() == [2]
+
+
+def test_a_mapping_that_cannot_be_made_anew_is_refused_by_name() -> None:
+    context = {"scene": Sealed(torch.arange(3))}
+    assert batch_size(context) == 3
+    assert select(context, slice(None)) is context
+    for change in (lambda: select(context, torch.tensor([0])), lambda: concatenate([context] * 2)):
+        with pytest.raises(InputError, match=r"mapping of type Sealed.*pass a dict"):
+            change()
+
+
+def test_a_mapping_without_tensors_is_shared_by_all_rows() -> None:
+    settings = Sealed({"speed": 2.0})
+    context = {"goal": torch.arange(3), "settings": settings}
+    assert select(context, torch.tensor([0]))["settings"] is settings
+    assert concatenate([context, context])["settings"] is settings
+    assert signature(settings) == signature(Sealed({"speed": 2.0}))
+    assert signature(settings) != signature(Sealed({"speed": 3.0}))
 
 
 def test_every_tensor_has_a_readable_path() -> None:

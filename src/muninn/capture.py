@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 WARM_UP = 3  # runs before a capture, in which libraries choose kernels and allocate workspaces
-_CAPTURING = threading.RLock()  # torch captures on one stream, whoever asks
+_CAPTURING = threading.RLock()  # captures on one stream of a device, whoever asks
+_STREAMS: dict[int, Any] = {}  # by index of the device
 
 Result = TypeVar("Result")
 
@@ -35,32 +36,43 @@ def capture(
             may be in use still, by what holds the error.
     """
     with _CAPTURING, torch.cuda.device(device):
-        side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(device))
-        with _no_cached_casts(), torch.cuda.stream(side):
+        before = torch.cuda.current_stream(device)
+        stream = _stream_on(before.device_index)
+        stream.wait_stream(before)
+        with _no_cached_casts(), torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 function()
-        torch.cuda.current_stream(device).wait_stream(side)
+        before.wait_stream(stream)
         pool = pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        before = torch.cuda.current_stream(device)
         _forget_workspaces()
         try:
-            with _no_collection(), _no_cached_casts(), _recording(graph, pool):
+            with _no_collection(), _no_cached_casts(), _recording(graph, stream, pool):
                 result = function()
         except BaseException:
-            _heal(device, before, pool)
+            _heal(before, stream, pool)
             raise
         finally:
             _forget_workspaces()
     return graph, result
 
 
+def _stream_on(index: int) -> Any:
+    """The stream on which work of a device is captured.
+
+    Not torch's own, which is one for all devices: it belongs to the one that captured first, and
+    the graph of another would be empty, its work done once and never replayed.
+    """
+    if index not in _STREAMS:
+        _STREAMS[index] = torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
+    return _STREAMS[index]
+
+
 @contextmanager
-def _recording(graph: Any, pool: Any) -> Iterator[None]:
+def _recording(graph: Any, stream: Any, pool: Any = None) -> Iterator[None]:
     """Records into a graph; what is raised meanwhile is passed on as it is."""
     # Other threads may allocate meanwhile; only this one must not.
-    recording = torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local")
+    recording = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
     recording.__enter__()
     try:
         yield
@@ -101,7 +113,7 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _heal(device: torch.device, stream: Any, pool: Any) -> None:
+def _heal(before: Any, stream: Any, pool: Any) -> None:
     """Undo what torch leaves behind when a capture fails.
 
     The thread is left on the capture stream, on which others capture too; the allocator goes on
@@ -109,17 +121,23 @@ def _heal(device: torch.device, stream: Any, pool: Any) -> None:
     capture mode, in which they draw nothing, until a capture succeeds. All that is so only where
     CUDA broke the capture off. An exception of Python leaves a capture that torch ends as usual;
     then the allocator no longer serves the pool, says so in an error, and the graph releases it.
+
+    Args:
+        before: the stream that the thread was on.
+        stream: the capture stream.
+        pool: of the failed capture.
     """
-    torch.cuda.set_stream(stream)
+    torch.cuda.set_stream(before)
     with suppress(RuntimeError):
         for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
             if hasattr(torch._C, name):
-                getattr(torch._C, name)(stream.device_index, pool)
+                getattr(torch._C, name)(before.device_index, pool)
     with (
         suppress(RuntimeError),  # there may be no memory left; the first error is the one to see
-        torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"),
+        torch.cuda.stream(before),  # come back to it even if the capture cannot begin
+        _recording(torch.cuda.CUDAGraph(), stream),
     ):
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=before.device)
 
 
 def _forget_workspaces() -> None:

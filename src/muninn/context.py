@@ -1,14 +1,14 @@
 """Batched contexts: what a planner is told about each call.
 
-A context is None, a tensor, or a nest of dicts, tuples and lists of them. Every tensor
-has the batch as its first dimension; anything else (strings, numbers, modules) is shared by all
-rows and passed through untouched.
+A context is None, a tensor, or a nest of dicts (or other mappings), tuples and lists of them. Every
+tensor has the batch as its first dimension; anything else (strings, numbers, modules) is shared by
+all rows and passed through untouched.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,38 @@ Context = Any
 def _map(context: Context, change: Callable[[Tensor], Any]) -> Context:
     if isinstance(context, Tensor):
         return change(context)
-    if isinstance(context, dict):
-        return {key: _map(value, change) for key, value in context.items()}
+    if isinstance(context, Mapping):
+        changed = {key: _map(value, change) for key, value in context.items()}
+        return _like_mapping(context, changed)
     if isinstance(context, tuple | list):
         return _like(context, [_map(value, change) for value in context])
     return context
+
+
+def _like_mapping(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """The values in a mapping of the same type; in a dict where a kind of dict is not made so.
+
+    Raises:
+        InputError: the mapping holds tensors, and one of its type cannot be made from a dict.
+    """
+    kind: Any = type(mapping)
+    if kind is dict:
+        return values
+    if next(tensors(mapping), None) is None:  # settings, say, which all rows share
+        return mapping
+    try:
+        made: Mapping[Any, Any] = kind(values)
+        if list(made) == list(values) and all(made[key] is values[key] for key in values):
+            return made
+    except Exception:  # whatever its constructor makes of a dict
+        pass
+    if isinstance(mapping, dict):  # a defaultdict, say
+        return values
+    raise InputError(
+        f"a context holds a mapping of type {kind.__qualname__}, of which some rows cannot be "
+        "taken: calling the type with a dict does not give a mapping with its keys and values; "
+        "pass a dict instead"
+    )
 
 
 def _like(sequence: Any, values: list[Any]) -> Any:
@@ -40,7 +67,7 @@ def tensors(context: Context, path: str = "context") -> Iterator[tuple[str, Tens
     """Every tensor of the nest with a readable path to it."""
     if isinstance(context, Tensor):
         yield path, context
-    elif isinstance(context, dict):
+    elif isinstance(context, Mapping):
         for key, value in context.items():
             yield from tensors(value, f"{path}[{key!r}]")
     elif isinstance(context, tuple | list):
@@ -60,8 +87,9 @@ def concatenate(contexts: list[Context]) -> Context:
     first = contexts[0]
     if isinstance(first, Tensor):
         return torch.cat(contexts)
-    if isinstance(first, dict):
-        return {key: concatenate([context[key] for context in contexts]) for key in first}
+    if isinstance(first, Mapping):
+        joined = {key: concatenate([context[key] for context in contexts]) for key in first}
+        return _like_mapping(first, joined)
     if isinstance(first, tuple | list):
         return _like(first, [concatenate(list(parts)) for parts in zip(*contexts, strict=True)])
     return first
@@ -103,8 +131,8 @@ def signature(context: Context) -> Hashable:
     """
     if isinstance(context, Tensor):
         return ("tensor", tuple(context.shape), context.dtype)
-    if isinstance(context, dict):
-        return ("dict", *((key, signature(value)) for key, value in context.items()))
+    if isinstance(context, Mapping):
+        return (type(context), *((key, signature(value)) for key, value in context.items()))
     if isinstance(context, tuple | list):
         return (type(context), *(signature(value) for value in context))
     if isinstance(context, np.ndarray):

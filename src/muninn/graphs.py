@@ -10,6 +10,8 @@ those are is decided on the device, and the host reads after each round only who
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,11 +20,12 @@ from torch import Tensor
 
 from muninn.capture import capture
 from muninn.context import Context, copy_into, select
-from muninn.errors import InputError
+from muninn.errors import DenoiserError, InputError
 from muninn.planner import Noise, Planner
 from muninn.rounds import RoundRuntime, Rows
 from muninn.run_state import RunState
 from muninn.runtime import Runtime
+from muninn.sampler import Sampler
 from muninn.shapes import Shapes
 from muninn.vector_gap import stacked_draws
 
@@ -36,11 +39,28 @@ def require_cuda(planner: Planner) -> None:
         )
 
 
-def _buffers(noise: Noise, context: Context, spare: int) -> tuple[Noise, Context]:
-    """Input buffers with the given values, and ``spare`` more rows than the call has."""
+@contextmanager
+def _ready(device: torch.device) -> Iterator[None]:
+    """Makes the device the current one, and tensors such that any later call may write to them.
+
+    Some kernels are launched on the current device, wherever their tensors are. Buffers made in
+    inference mode could not be written to outside of it.
+    """
+    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with current, torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _buffers(sampler: Sampler, noise: Noise, context: Context, spare: int) -> tuple[Noise, Context]:
+    """Input buffers with the given values, and ``spare`` more rows than the call has.
+
+    Draws of steps that draw nothing are left out: the next call may lack them.
+    """
     rows = len(noise.initial)
     index = torch.arange(rows + spare, device=noise.initial.device).clamp_max(rows - 1)
-    return noise.select(index), select(context, index)
+    drawn = [number for number, step in enumerate(sampler.steps) if step.draws_noise]
+    needed = Noise(noise.initial, {number: noise.steps[number] for number in drawn})
+    return needed.select(index), select(context, index)
 
 
 def _fill(buffers: Noise, noise: Noise, into: Context, context: Context) -> None:
@@ -109,16 +129,18 @@ class GraphRuntime(Runtime):
         self._turns = Turns(self.planner.device)
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
-        with self._turns:
+        with self._turns, _ready(self.planner.device):
             call = self._calls.get(noise, context)
             _fill(call.noise, noise, call.context, context)
+            if call.run.packed is not None:  # a replay that does nothing fails, as NaN does
+                call.run.packed.fill_(float("nan"))
             call.graph.replay()
             run = _own_copy(call.run)
         run.read()
         return run
 
     def _capture(self, noise: Noise, context: Context, pool: Any) -> _Call:
-        buffers, inputs = _buffers(noise, context, 0)
+        buffers, inputs = _buffers(self.planner.sampler, noise, context, 0)
 
         def call() -> RunState:
             run = RunState.blank(buffers.initial, len(self.planner.sampler))
@@ -159,8 +181,9 @@ class _Rounds:
     ) -> None:
         self.count = len(noise.initial)
         self._runtime = runtime
-        self.noise, self.context = _buffers(noise, context, 1)
-        self._draws = stacked_draws(runtime.planner.sampler, self.noise)
+        sampler = runtime.planner.sampler
+        self.noise, self.context = _buffers(sampler, noise, context, 1)
+        self._draws = stacked_draws(sampler, self.noise)
         self.rows = runtime._begin(self.noise, self.context)
         self._graphs: dict[int, tuple[Any, Tensor, list[int]]] = {}
         for size in _sizes(self.count):
@@ -174,7 +197,11 @@ class _Rounds:
             self._graphs[size] = (graph, active, served)
 
     def run(self, noise: Noise, context: Context) -> Rows:
-        """Rounds until every row is at the end; a copy of their final state."""
+        """Rounds until every row is at the end; a copy of their final state.
+
+        Raises:
+            DenoiserError: the graphs do not bring rows to the end.
+        """
         _fill(self.noise, noise, self.context, context)
         draws = stacked_draws(self._runtime.planner.sampler, self.noise)
         if self._draws is not None and draws is not None:
@@ -183,14 +210,21 @@ class _Rounds:
         for entry in fields(Rows):
             getattr(self.rows, entry.name).copy_(getattr(fresh, entry.name))
         last = len(self._runtime.planner.sampler) - 1
-        active, before = list(range(self.count)), _Read(torch.zeros(self.count))
-        while active:
+        active, before = list(range(self.count)), _Read(torch.zeros(self.count, device="cpu"))
+        for _ in range(last + 1):  # every round takes every row it serves at least a step further
+            if not active:
+                break
             self._replay(active)
             after = _Read(self.rows.due[: self.count])
             # Every row ends with the last step, so that who takes part in the next round is known
             # from before this one: the host reads that while the device is busy.
             active = [row for row, due in enumerate(before.values()) if due < last]
             before = after
+        if active:
+            raise DenoiserError(
+                f"rows {active[:8]} are not at the end after {last + 1} rounds, one for each step: "
+                "what was captured in CUDA graphs does not run; use engine='eager'"
+            )
         entries = (getattr(self.rows, entry.name)[: self.count].clone() for entry in fields(Rows))
         return Rows(*entries)
 
@@ -199,7 +233,7 @@ class _Rounds:
         graph, index, served = self._graphs[size]
         padded = active + [self.count] * (size - len(active))
         if padded != served:
-            rows = torch.tensor(padded, pin_memory=index.is_cuda)
+            rows = torch.tensor(padded, device="cpu", pin_memory=index.is_cuda)
             index.copy_(rows, non_blocking=True)
             self._graphs[size] = (graph, index, padded)
         graph.replay()
@@ -253,7 +287,7 @@ class RoundGraphRuntime(RoundRuntime):
         return _Rounds(self, noise, context, pool)
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
-        with self._turns:
+        with self._turns, _ready(self.planner.device):
             rows = self._captured.get(noise, context).run(noise, context)
         self._outcome(run, rows)
         return run

@@ -103,6 +103,7 @@ class Monitored:
             reference=audit_reference(certificate, fast.planner, reference),
             metric=audit_metric(certificate, metric),
             tolerance=audit_tolerance(certificate, tolerance),
+            arithmetic=certificate.arithmetic,
         )
         self._whole_episodes = certificate.unit == "episode"
         self._full = CachedPlanner(fast.planner, None, "full")
@@ -177,7 +178,7 @@ class Monitored:
                 kept.estimate = float(record.estimate[row])
             if not kept.audited or not (drawn or self._whole_episodes):
                 continue
-            rows = torch.tensor([row])
+            rows = torch.tensor([row], device="cpu")  # whatever the default device
             held = HeldCall(select(context, rows), noise.select(rows), trajectory[rows])
             kept.call = call
             kept.held = [*kept.held, held] if self._whole_episodes else [held]

@@ -128,7 +128,7 @@ class PairedCalls:
 
     def contexts(self, calls: list[int]) -> Context:
         """The contexts of some calls."""
-        return select(self.context, torch.tensor(calls))
+        return select(self.context, torch.tensor(calls, device="cpu"))
 
     def tolerance(self, tolerance: Tolerance, calls: list[int]) -> FloatArray:
         """The tolerance of some calls, (len(calls),)."""

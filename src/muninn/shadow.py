@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from muninn.arithmetic import Arithmetic
 from muninn.certificate import Certificate
 from muninn.context import Context
 from muninn.errors import CertificateError, DenoiserError, InputError
@@ -41,19 +43,39 @@ class Job:
 
 
 def excess_of(
-    calls: Sequence[HeldCall], reference: Planner, metric: Metric, tolerance: Tolerance
+    calls: Sequence[HeldCall],
+    reference: Planner,
+    metric: Metric,
+    tolerance: Tolerance,
+    arithmetic: Arithmetic,
 ) -> float | None:
-    """Worst deviation over tolerance of some calls; None where full compute fails."""
+    """Worst deviation over tolerance of some calls; None where full compute fails.
+
+    Measured as at calibration: under the autocast that ``arithmetic``, the certificate's, names,
+    whatever is in force on the thread that does it.
+    """
     worst = 0.0
     for call in calls:
-        try:
-            full = full_compute(reference, call.context, call.noise)
-        except DenoiserError:
-            return None
-        deviation = measure(metric, full, call.trajectory.to(full.dtype))
-        allowed = tolerances(tolerance, call.context, len(full))
+        with _autocast(arithmetic, call.trajectory.device.type):
+            try:
+                full = full_compute(reference, call.context, call.noise)
+            except DenoiserError:
+                return None
+            deviation = measure(metric, full, call.trajectory.to(full.dtype))
+            allowed = tolerances(tolerance, call.context, len(full))
         worst = max(worst, float((deviation / allowed).max()))
     return worst
+
+
+def _autocast(arithmetic: Arithmetic, kind: str) -> AbstractContextManager[object]:
+    """The autocast of an arithmetic on a kind of device; off where it names none."""
+    if not torch.amp.is_autocast_available(kind):
+        return nullcontext()
+    name = (arithmetic or {}).get("autocast")
+    # Nothing is cached: all threads share the cache, while this one has a stream of its own.
+    return torch.autocast(
+        kind, getattr(torch, name) if name else None, enabled=name is not None, cache_enabled=False
+    )
 
 
 class Shadow:

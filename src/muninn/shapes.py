@@ -17,16 +17,18 @@ from muninn.errors import DenoiserError
 from muninn.planner import Noise, Planner
 
 MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
+TRIES = 3  # to capture a shape: what stood in the way once may be gone the next time
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class _Made(Generic[Result]):
-    """What was captured, or why it could not be, and the weights it was captured with."""
+    """What was captured, or why it could not be, with which weights, and after how many tries."""
 
     work: Result | str
     weights: Addresses
+    tries: int
 
 
 class Shapes(Generic[Result]):
@@ -47,17 +49,22 @@ class Shapes(Generic[Result]):
         """The captured work for these inputs; made if it is the first of its shape.
 
         Raises:
-            DenoiserError: it cannot be captured; found out once per shape and set of weights.
+            DenoiserError: it cannot be captured. A few calls of a shape try, until the weights
+                are moved; where it is memory that is missing, every call tries.
         """
         rounding = str(arithmetic(noise.initial.device))
         key = (tuple(noise.initial.shape), signature(context), rounding)
         made = self._made.get(key)
-        if made is None or not made.weights.unchanged():
+        if made is not None and not made.weights.unchanged():
+            made = None
+        if made is None or (isinstance(made.work, str) and made.tries < TRIES):
+            tries = 1 if made is None else made.tries + 1
             made = None  # or it would live on beside the work that is to replace it
             self._forget_moved()
             work = self._attempt(noise, context)
             # After the capture: a network may set up tables at its first call.
-            made = _Made(work, Addresses(self._planner.denoiser, self._planner.condition))
+            weights = Addresses(self._planner.denoiser, self._planner.condition)
+            made = _Made(work, weights, tries)
             self._made[key] = made
             while len(self._made) > MOST_SHAPES:
                 self._made.popitem(last=False)
@@ -77,13 +84,21 @@ class Shapes(Generic[Result]):
             self._pool = None  # torch may be taking apart one that no graph uses
 
     def _attempt(self, noise: Noise, context: Context) -> Result | str:
-        """The captured work, or why it cannot be captured."""
+        """The captured work, or why it cannot be captured.
+
+        Raises:
+            DenoiserError: there is too little memory to try.
+        """
         self._pool = self._pool or shared_pool(self._planner.device)
         pool, self._pool = self._pool, None  # a pool in which a capture failed is not used again
         try:
             work = self._make(noise, context, pool)
-        except torch.cuda.OutOfMemoryError:
-            raise  # there may be room the next time
+        except torch.cuda.OutOfMemoryError as error:
+            # In the same words each time, so that it is logged once.
+            raise DenoiserError(
+                "there is too little memory to capture the call in a CUDA graph; the next call "
+                "tries again. Free some, or use engine='eager'"
+            ) from error
         except (RuntimeError, DenoiserError) as error:
             return str(error)
         self._pool = pool

@@ -254,7 +254,8 @@ class ClosedLoop:
             self._require_arithmetic()
             # Not (seed, unit, call): no certify episode may share its noise with tuning.
             seed = call_seed(self._seed, self.count, len(met))
-            met.append(select(context, torch.arange(1)))  # a copy: simulators reuse buffers
+            first = torch.arange(1, device="cpu")
+            met.append(select(context, first))  # a copy: simulators reuse buffers
             return self._planner.sample(context, noise=self._planner.draw_noise(seeds=[seed]))
 
         for unit in units:
