@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from muninn.escalation import Needs
 
 _TIMED = 8  # single jobs, for what escalation must be given
-_LIVE = ("full", "combined")
+_LIVE = ("full", "muninn-only", "combined")
 _HEADINGS = ("method", "success", "collided", "goal s", "NFE", "p50/p99 ms", "held", "escalated")
 
 
@@ -34,7 +34,8 @@ def fly(
     platform: Annotated[str, typer.Option(help="crazyflie, asv or maze2d.")],
     episodes: Annotated[int, typer.Option(help="Episodes of each method.")] = 20,
     method: Annotated[
-        list[str] | None, typer.Option(help="A method, may be repeated; full and combined.")
+        list[str] | None,
+        typer.Option(help="A method, may be repeated; full, muninn-only, combined."),
     ] = None,
     view: Annotated[
         bool, typer.Option(help="Show flights in rerun; files without screen.")
