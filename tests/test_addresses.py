@@ -1,4 +1,7 @@
-"""A graph reads weights by address: whatever gives them another one is noticed."""
+"""A graph reads weights by address: whatever gives them another one is noticed.
+
+What may replace weights, and what becomes of plans then, is in test_stale_graphs.py.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +68,13 @@ def test_weights_that_moved_are_noticed(move: Callable[[Any], Any]) -> None:
     assert Addresses(layers).unchanged()
 
 
+def test_another_dtype_at_the_same_address_is_noticed() -> None:
+    layers = network().half()
+    addresses = Addresses(layers)
+    layers[2].weight.data = layers[2].weight.data.view(torch.bfloat16)
+    assert not addresses.unchanged()
+
+
 def test_values_may_change_in_place() -> None:
     layers = network()
     addresses = Addresses(layers)
@@ -73,6 +83,59 @@ def test_values_may_change_in_place() -> None:
         layers[0].weight.mul_(2.0)
     layers.to(torch.float32).requires_grad_(False)
     assert addresses.unchanged()
+
+
+def test_the_same_memory_may_be_held_by_another_parameter() -> None:
+    layers = network()
+    addresses = Addresses(layers)
+    layers[0].weight = nn.Parameter(layers[0].weight.data)
+    layers.note = [1.0]  # type: ignore[assignment]
+    assert addresses.unchanged()
+    layers[0].weight.data = torch.zeros(3, 2)
+    assert not addresses.unchanged()
+
+
+def test_nothing_is_searched_for_while_nothing_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layers = network()
+    addresses = Addresses(layers)
+    monkeypatch.setattr("muninn.addresses.Reach", None)
+    layers(torch.zeros(1, 2))
+    assert addresses.unchanged()
+
+
+class Remembering(nn.Module):
+    """Keeps results of its last call; reads a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = network()
+        self.last = torch.zeros(1)
+        self.all: list[Tensor] = []
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.ones(2)
+        self.last = self.layers(x)
+        self.all.append(self.last)
+        return self.last * self.table
+
+
+def test_what_a_network_makes_anew_in_every_call_is_not_looked_at() -> None:
+    module = Remembering()
+    call = functools.partial(module, torch.zeros(1, 2))
+    call()
+    plain, settled = Addresses(module), Addresses(module, rerun=call)
+    for _ in range(2):
+        call()
+        assert not plain.unchanged() and settled.unchanged()
+    module.table = torch.ones(2)
+    assert not settled.unchanged()
+    settled = Addresses(module, rerun=call)
+    module.layers = network()
+    assert not settled.unchanged()
 
 
 def test_memory_is_held_so_that_no_other_tensor_gets_the_address() -> None:

@@ -1,4 +1,4 @@
-"""A certificate holds for the autocast and TF32 settings it was made under; others run full."""
+"""A certificate holds for the autocast and precisions it was made under; others run full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from call_level_cases import SHAPE, Network, certificate_for, clamping_loop
 from certify_cases import SHORT_FAMILY, STEPS, certificate, contexts, drive, planner
 from muninn.adapters.call_level import intercept
 from muninn.adapters.styles import diffuser_style
-from muninn.arithmetic import Arithmetic, arithmetic
+from muninn.arithmetic import arithmetic
 from muninn.bench.maze_planner import bundled_teacher, maze_planner
 from muninn.bench.mixture import mixture_planner
 from muninn.cached import CachedPlanner, cache
@@ -38,8 +38,8 @@ from muninn.runtime import Runtime
 from muninn.schedule import Schedule
 from muninn.solvers import ddim
 from muninn.units import Episodes, PlanFunction
+from precision_cases import CUDA, default_precisions
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HALF = {"autocast": "bfloat16"}
 ROOT = Path(__file__).parents[1]
 BUNDLED = ROOT / "models" / "maze2d" / "closed_loop.muninn.safetensors"
@@ -95,78 +95,10 @@ def require_cached(fast: CachedPlanner, issued: Certificate) -> None:
     assert record.evaluations.max() < STEPS and record.bound is not None
 
 
-# -- what is in force ------------------------------------------------------------------------
-
-
-def test_autocast_is_of_its_own_kind_of_device() -> None:
-    assert [arithmetic(torch.device(kind)) for kind in ("cpu", "cuda", "meta")] == [None] * 3
-    with half():
-        assert arithmetic(CPU) == HALF and arithmetic(CUDA) is None
-        with torch.autocast("cpu", enabled=False):
-            assert arithmetic(CPU) is None
-        with torch.autocast("cpu", dtype=torch.float16):
-            assert arithmetic(CPU) == {"autocast": "float16"}
-    assert arithmetic(CPU) is None
-
-
 @pytest.fixture(autouse=True)
 def switches() -> Iterator[None]:
-    """TF32 as torch has it by default, whatever was set before, and afterwards too."""
-    set_defaults()
-    yield
-    set_defaults()
-
-
-def set_defaults() -> None:
-    if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-        torch.backends.cuda.matmul.fp32_precision = "none"
-        torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = True
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert arithmetic(CUDA) is None
-
-
-def set_switch(name: str, value: Any) -> None:
-    *holders, last = name.split(".")
-    holder = torch.backends
-    for each in holders:
-        holder = getattr(holder, each)
-    setattr(holder, last, value)
-
-
-SWITCHES: list[tuple[str, Any, Arithmetic]] = [
-    ("cuda.matmul.allow_tf32", True, {"matmul_tf32": True}),
-    ("cuda.matmul.allow_tf32", False, None),
-    ("cudnn.allow_tf32", False, {"cudnn_tf32": False}),
-    ("cudnn.allow_tf32", True, None),
-    # Set so, torch's own ``allow_tf32`` cannot be read any more.
-    ("cuda.matmul.fp32_precision", "tf32", {"matmul_tf32": True}),
-    ("cudnn.conv.fp32_precision", "ieee", {"cudnn_tf32": False}),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "expected"), SWITCHES)
-def test_tf32_counts_on_cuda_where_it_is_not_the_default(
-    switches: None, name: str, value: Any, expected: Arithmetic
-) -> None:
-    if name.endswith("fp32_precision") and not hasattr(torch.backends, "fp32_precision"):
-        pytest.skip("torch has no fp32_precision")
-    set_switch(name, value)
-    assert arithmetic(CUDA) == expected
-    assert arithmetic(CPU) is None
-
-
-def test_everything_is_told_at_once(switches: None) -> None:
-    torch.set_float32_matmul_precision("high")
-    torch.backends.cudnn.allow_tf32 = False
-    expected = {"matmul_tf32": True, "cudnn_tf32": False}
-    assert arithmetic(CUDA) == expected
-    torch.set_autocast_enabled("cuda", True)  # without a GPU the context manager would not
-    try:
-        assert arithmetic(CUDA) == {"autocast": "float16", **expected}
-    finally:
-        torch.set_autocast_enabled("cuda", False)
+    with default_precisions():
+        yield
 
 
 # -- deployment ------------------------------------------------------------------------------
@@ -219,7 +151,16 @@ def test_it_is_warned_of_once(
     assert [f"running full compute: {FROM_PLAIN}" in text for text in caplog.messages] == [True]
 
 
-def test_tf32_is_followed_like_autocast(switches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_of_the_cpu_are_followed_like_autocast(plain_made: Certificate) -> None:
+    fast = cache(planner(), plain_made)
+    require_cached(fast, plain_made)
+    torch.set_float32_matmul_precision("medium")
+    require_full(fast, "arithmetic: certificate plain, call {'mkldnn_matmul': ")
+    torch.set_float32_matmul_precision("highest")
+    require_cached(fast, plain_made)
+
+
+def test_tf32_is_followed_like_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (muninn.cached, muninn.certify):  # as if the planner were on a GPU
         monkeypatch.setattr(module, "arithmetic", lambda _: arithmetic(CUDA))
     torch.backends.cudnn.allow_tf32 = False

@@ -317,6 +317,57 @@ def test_the_fingerprint_follows_the_weights_through_every_way_of_holding_them()
         assert fingerprint(mine)["parameters"] >= sum(p.numel() for p in first.parameters())
 
 
+class Constant(nn.Module):
+    """Weights that are the same everywhere, so that their digest is known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.layer.weight.data = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        self.layer.bias.data = torch.tensor([5.0, 6.0])
+        self.rate, self.mode, self.hidden = 0.5, "plain", [nn.Linear(2, 2)]
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("table", torch.randn(3), persistent=False)
+        self.eval()
+
+    def forward(self, x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_fingerprints_are_what_they_were_when_certificates_were_made() -> None:
+    """Another digest of the same network would have every certificate refused."""
+    network, scale, array = Constant(), torch.arange(3.0), np.arange(4)
+
+    class Holder:
+        def __init__(self) -> None:
+            self.parts = {"network": (network, scale), "array": [array, 0.25], "count": 3}
+
+        def __call__(self, x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+            return network(x, timestep, context)
+
+    holder = Holder()
+    holders = {
+        "network": network,
+        "method": network.forward,
+        "closure": lambda x, t, c: network(x * scale, t, c) * float(array[0]),
+        "partial": functools.partial(Constant.forward, network, context=scale),
+        "holder": holder,
+        "free": ClassifierFreeGuidance(holder, lambda c: None, 2.0),
+    }
+    found = {name: fingerprint(each)["weights"] for name, each in holders.items()}
+    assert found == KNOWN
+
+
+KNOWN = {
+    "network": "d7ffdaf80db08656ddbaa22bbd8ba023",
+    "method": "d7ffdaf80db08656ddbaa22bbd8ba023",
+    "closure": "80ad1c52712bbf3bd3a042f006954a42",
+    "partial": "4a4f17fdfac2d7453f0bf78f34bb2ded",
+    "holder": "eee103047aeff2a7d71e64fbf344c3aa",
+    "free": "5334416223e8f9743a44345f874a1710",
+}
+
 GLOBAL_NETWORK = Network(0)
 
 

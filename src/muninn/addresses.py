@@ -2,82 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import ModuleType
+import operator
+from collections.abc import Callable, Hashable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import Tensor
 
-from muninn.denoiser import parts_of
+from muninn.reach import Reach
 
-Place = tuple[dict[str, Any], str]
-"""A module's dictionary of parameters, buffers or submodules, and a name in it."""
+_dtype = operator.attrgetter("dtype")
 
 
 class Addresses:
-    """The addresses of all weights that some callables reach, and a hold on their memory.
+    """The memory of all tensors that some callables reach, and a hold on it.
 
-    Moving a network, changing its dtype, or assigning to its weights gives them other addresses;
-    changing their values in place does not. Weights and submodules are looked up by name each
-    time, so that one that was replaced is seen. What was found at first is kept alive: an address
+    Moving a network, changing its dtype, assigning to its weights or putting another in its place
+    gives other addresses; changing values in place does not. Modules, hooks and other callables
+    count by identity, and so does train mode. What was found at first is kept alive: an address
     that is still in use here cannot have been given to another tensor.
 
     Args:
-        holders: callables, searched for modules and tensors like a certificate's fingerprint.
+        holders: callables, searched like a certificate's fingerprint and beyond.
+        rerun: runs the callables once more. What they replace themselves meanwhile (attention maps
+            kept as attributes, say) they make anew in every call: a graph writes it before it is
+            read, so it is not looked at.
     """
 
-    def __init__(self, *holders: Any) -> None:
-        self._weights: list[tuple[dict[str, Any], str, int, torch.dtype]] = []
-        self._objects: list[tuple[dict[str, Any], str, Any]] = []
-        self._held: list[Tensor] = []
-        for found in _reached(holders, set()):
-            if isinstance(found, Tensor):
-                self._held.append(found.detach())
-                continue
-            places, name = found
-            part = places[name]
-            if address := _address(part):
-                self._weights.append((places, name, address, part.dtype))
-                self._held.append(part.detach())  # keeps the memory, whatever is assigned to it
-            else:
-                self._objects.append((places, name, part))
+    def __init__(self, *holders: Any, rerun: Callable[[], Any] | None = None) -> None:
+        self._holders = holders
+        self._skip: set[Hashable] = set()
+        self._reach = self._first = Reach(*holders)  # kept: what is to be skipped goes by identity
+        if rerun is not None:
+            rerun()
+            self._skip = self._first.rewritten()
+            self._reach = self._look()
+        self._held = [tensor.detach() for tensor in self._reach.tensors]
+        self._dtypes = list(map(_dtype, self._held))
 
     def unchanged(self) -> bool:
-        """Whether every weight is where it was; a fraction of a microsecond for each."""
-        try:
-            for places, name, address, dtype in self._weights:
-                weight = places.get(name)
-                if weight is None or weight.data_ptr() != address or weight.dtype != dtype:
-                    return False
-        except RuntimeError:  # replaced by one that has no address
+        """Whether every tensor is where it was; a fraction of a microsecond for each."""
+        if self._reach.intact() and self._in_place(self._reach):
+            return True
+        reach = self._look()  # a place may have changed, yet hold the same memory
+        unchanged = self._in_place(reach) and reach.modes == self._reach.modes
+        unchanged &= list(map(id, reach.objects)) == list(map(id, self._reach.objects))
+        if unchanged:
+            self._reach = reach
+        return unchanged
+
+    def _look(self) -> Reach:
+        return Reach(*self._holders, skip=self._skip)
+
+    def _in_place(self, reach: Reach) -> bool:
+        if len(reach.tensors) != len(self._held):
             return False
-        return all(places.get(name) is part for places, name, part in self._objects)
-
-
-def _reached(holder: Any, seen: set[int], depth: int = 0) -> Iterator[Place | Tensor]:
-    """Places of all that modules which can be reached are made of, and all other tensors."""
-    if depth > 5 or id(holder) in seen or isinstance(holder, ModuleType | type | bytes):
-        return
-    seen.add(id(holder))
-    if isinstance(holder, nn.Module):
-        for module in holder.modules():
-            for places in (module._parameters, module._buffers, module._modules):
-                for name, part in places.items():
-                    lazy = isinstance(part, Tensor) and is_lazy(part)
-                    if part is not None and not lazy:
-                        yield places, name
-    elif isinstance(holder, Tensor):
-        yield holder
-    else:
-        for part in parts_of(holder):
-            yield from _reached(part, seen, depth + 1)
-
-
-def _address(part: Tensor | nn.Module) -> int:
-    """Of a tensor's first element; 0 for a module, and for a tensor made of others (quantised)."""
-    try:
-        return part.data_ptr() if isinstance(part, Tensor) else 0
-    except RuntimeError:
-        return 0
+        try:
+            same = all(map(Tensor.is_set_to, reach.tensors, self._held))
+        except RuntimeError:  # on another device, or replaced by one that has no address
+            return False
+        return same and list(map(_dtype, reach.tensors)) == self._dtypes

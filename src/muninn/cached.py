@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,14 +13,21 @@ from torch import Tensor
 from muninn.arithmetic import arithmetic
 from muninn.certificate import Certificate
 from muninn.context import Context
+from muninn.denoiser import described, fingerprint
 from muninn.engines import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
 from muninn.record import Record
 from muninn.runtime import OnFailure, Runtime, log_once
+from muninn.weights import Weights
 
 OnMismatch = Literal["error", "full"]
+
+_OTHER_NETWORK = (
+    "network: its weights, settings or mode are no longer those of the certificate; put them back, "
+    "or calibrate the planner as it is now"
+)
 
 
 class CachedPlanner:
@@ -48,21 +55,49 @@ class CachedPlanner:
         self._runtime = runtime_for(planner, certificate.program, on_failure=on_failure)
         # Eager: nothing is to be captured or compiled in the middle of a run.
         self._full = Runtime(replace(planner, engine="eager"), full, on_failure=on_failure)
+        self._weights: Weights | None = Weights(planner.denoiser)
+        self._unidentified = self._weights.unidentified()
 
     @property
     def reason(self) -> str | None:
         """Why a call made here and now runs full compute instead of the program, or None."""
         if self.certificate is None:
             return self._reason
+        return self.other_arithmetic or self._other_network(self.certificate.identity["model"])
+
+    @property
+    def other_arithmetic(self) -> str | None:
+        """Why the arithmetic in force is not the certificate's, or None; quicker than reason."""
+        if self.certificate is None:
+            return None
         was, here = self.certificate.arithmetic, arithmetic(self.planner.device)
         if was == here:
             return None
-        reason = (
+        return _logged(
             f"arithmetic: certificate {was or 'plain'}, call {here or 'plain'}; call with the "
-            "autocast and TF32 settings of calibration, or calibrate with those of the call"
+            "autocast and precision settings of calibration, or calibrate with those of the call"
         )
-        log_once(f"running full compute: {reason}")
-        return reason
+
+    def _other_network(self, identity: dict[str, Any]) -> str | None:
+        """Why the network is not the certificate's, or None.
+
+        It is identified anew when anything about it has changed since it was the last time.
+        """
+        denoiser = self.planner.denoiser
+        guidance = described(denoiser)
+        if guidance != identity["guidance"]:
+            return _logged(f"guidance: certificate {identity['guidance']}, planner {guidance}")
+        if self._weights is None or not self._weights.unchanged():
+            weights = Weights(denoiser)  # first: what changes meanwhile is to be seen next time
+            same = fingerprint(denoiser) == identity
+            same &= weights.unidentified() == self._unidentified
+            self._reason = None if same else _OTHER_NETWORK
+            self._weights = weights
+        return None if self._reason is None else _logged(self._reason)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has weights of its own, and identifies them at its first call."""
+        return {**vars(self), "_weights": None}
 
     def __call__(
         self,
@@ -77,8 +112,9 @@ class CachedPlanner:
         with probability ``1 - risk`` on average over calls; ``record.rank`` places its error
         estimate among the calibration calls.
 
-        A call under another autocast or TF32 setting than calibration's is planned with full
-        compute under its own, and ``record.fallback`` says so; the next that fits is cached again.
+        A call under another arithmetic than calibration's, or with a network that is no longer the
+        certificate's, is planned with full compute, and ``record.fallback`` says so; the next that
+        fits is cached again.
         """
         reason = self.reason
         if self.certificate is None or reason is not None:
@@ -89,6 +125,11 @@ class CachedPlanner:
         if self.certificate.reference is None:  # a fall-back is the full plan itself
             bound[[reason is not None for reason in record.fallback]] = 0.0
         return trajectory, replace(record, bound=bound, rank=self.certificate.rank(record.estimate))
+
+
+def _logged(reason: str) -> str:
+    log_once(f"running full compute: {reason}")
+    return reason
 
 
 def cache(

@@ -7,12 +7,9 @@ and gradients.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +18,7 @@ from torch import Tensor, nn
 
 from muninn.context import Context
 from muninn.errors import DenoiserError, InputError
+from muninn.links import identified
 from muninn.sampler import Sampler
 
 
@@ -57,7 +55,7 @@ class ClassifierFreeGuidance:
         return {
             "guidance": "classifier-free",
             "scale": self.scale,
-            "denoiser": _described(self.denoiser),
+            "denoiser": described(self.denoiser),
         }
 
 
@@ -122,11 +120,11 @@ class GradientGuidance:
             "guidance": "gradient",
             "scale": self.scale,
             "objective": getattr(self.objective, "__qualname__", type(self.objective).__name__),
-            "denoiser": _described(self.denoiser),
+            "denoiser": described(self.denoiser),
         }
 
 
-def _described(denoiser: Any) -> Any:
+def described(denoiser: Any) -> Any:
     """The guidance a denoiser carries itself, or None."""
     describe = getattr(denoiser, "describe", None)
     return describe() if callable(describe) else None
@@ -167,56 +165,32 @@ def check_prediction(prediction: Any, x: Tensor, dtype: torch.dtype | None) -> T
     return prediction
 
 
-def parts_of(holder: Any) -> list[Any]:
-    """What an object can reach its weights through, in a fixed order."""
-    if isinstance(holder, dict):
-        return list(holder.values())
-    if isinstance(holder, list | tuple):
-        return list(holder)
-    parts: list[Any] = []
-    if isinstance(holder, functools.partial):
-        parts += [holder.func, *holder.args, *holder.keywords.values()]
-    if isinstance(holder, FunctionType):
-        for cell in holder.__closure__ or ():
-            with contextlib.suppress(ValueError):  # a cell that is still empty
-                parts.append(cell.cell_contents)
-        names = [name for name in holder.__code__.co_names if name in holder.__globals__]
-        parts += [holder.__globals__[name] for name in names]
-    parts.append(getattr(holder, "__self__", None))
-    parts += list(getattr(holder, "__dict__", {}).values())
-    return parts
-
-
-def _contents(holder: Any, seen: set[int], depth: int = 0) -> Iterator[tuple[str, bytes, int]]:
-    """(name, bytes, count) of all a denoiser computes with, as far as it can be reached.
+def _contents(denoiser: Any) -> Iterator[tuple[str, bytes, int]]:
+    """(name, bytes, count) of all a denoiser computes with, as far as certificates identify it.
 
     Tensors and arrays of modules, closures, globals and attributes; settings of modules that are
     floats, strings or flags (``training`` among them). Integers are left out: they are often
     counters, which change from call to call.
     """
-    if depth > 5 or id(holder) in seen or isinstance(holder, ModuleType | type | bytes):
-        return
-    seen.add(id(holder))
-    if isinstance(holder, nn.Module):
-        for name, value in holder.state_dict().items():
-            if isinstance(value, Tensor):
-                yield name, *_bytes(value)
-        for name, module in holder.named_modules():
-            for key, setting in sorted(vars(module).items()):
-                if isinstance(setting, float | str | bool):
-                    yield f"{name}.{key}", repr(setting).encode(), 0
-    elif isinstance(holder, Tensor):
-        yield "tensor", *_bytes(holder)
-    elif isinstance(holder, np.ndarray):
-        yield "array", np.ascontiguousarray(holder).tobytes(), holder.size
-    elif isinstance(holder, float):
-        yield "number", repr(holder).encode(), 0
-    else:
-        for part in parts_of(holder):
-            yield from _contents(part, seen, depth + 1)
+    for part in identified(denoiser):
+        if isinstance(part, nn.Module):
+            for name, value in part.state_dict().items():
+                if isinstance(value, Tensor):
+                    yield name, *tensor_bytes(value)
+            for name, module in part.named_modules():
+                for key, setting in sorted(vars(module).items()):
+                    if isinstance(setting, float | str | bool):
+                        yield f"{name}.{key}", repr(setting).encode(), 0
+        elif isinstance(part, Tensor):
+            yield "tensor", *tensor_bytes(part)
+        elif isinstance(part, np.ndarray):
+            yield "array", np.ascontiguousarray(part).tobytes(), part.size
+        else:
+            yield "number", repr(part).encode(), 0
 
 
-def _bytes(tensor: Tensor) -> tuple[bytes, int]:
+def tensor_bytes(tensor: Tensor) -> tuple[bytes, int]:
+    """Content of a tensor, its shape and dtype included, and how many numbers it has."""
     data = tensor.detach().cpu().contiguous()
     raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{tuple(data.shape)}{data.dtype}".encode() + raw, data.numel()
@@ -232,12 +206,12 @@ def fingerprint(denoiser: Denoiser) -> dict[str, Any]:
         raise InputError(f"a denoiser must be callable, got {type(denoiser).__name__}")
     state = hashlib.sha256()
     numbers = 0
-    for name, content, count in _contents(denoiser, set()):
+    for name, content, count in _contents(denoiser):
         state.update(name.encode() + b":" + content)
         numbers += count
     return {
         "denoiser": getattr(denoiser, "__qualname__", type(denoiser).__qualname__),
         "parameters": numbers,
         "weights": state.hexdigest()[:32] if numbers else None,
-        "guidance": _described(denoiser),
+        "guidance": described(denoiser),
     }

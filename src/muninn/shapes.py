@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -63,7 +64,10 @@ class Shapes(Generic[Result]):
             self._forget_moved()
             work = self._attempt(noise, context)
             # After the capture: a network may set up tables at its first call.
-            weights = Addresses(self._planner.denoiser, self._planner.condition)
+            planner, again = self._planner, None
+            if not isinstance(work, str):
+                again = partial(self._evaluate_once, noise, context)
+            weights = Addresses(planner.denoiser, planner.condition, rerun=again)
             made = _Made(work, weights, tries)
             self._made[key] = made
             while len(self._made) > MOST_SHAPES:
@@ -74,6 +78,12 @@ class Shapes(Generic[Result]):
                 f"the call cannot be captured in a CUDA graph ({made.work}); use engine='eager'"
             )
         return made.work
+
+    def _evaluate_once(self, noise: Noise, context: Context) -> None:
+        """As eagerly as what was captured is not: what the network keeps of it is made anew."""
+        planner = self._planner
+        x = planner.start(noise, context)
+        planner.denoiser(x, planner.timestep(0, len(x)), context)
 
     def _forget_moved(self) -> None:
         """Drop all that was captured with weights that are no longer where they were."""

@@ -176,7 +176,7 @@ class Interceptor:
         """Why this call is not the next one of the certified program, or None."""
         planner = self._planner
         expected = (run.rows, *planner.shape), planner.dtype, planner.device
-        if (reason := self._cached.reason) is not None:
+        if (reason := self._cached.other_arithmetic) is not None:
             return reason
         if step is None:
             return "the loop asked for a timestep that the sampler does not visit"

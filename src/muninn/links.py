@@ -1,0 +1,158 @@
+"""How a callable holds what it computes with: the ways from one object to the next.
+
+A network may stand behind wrappers, closures, globals, default arguments or lists. Certificates
+identify what they find on some of these ways (:func:`identified`); deployed planners and captured
+graphs watch all of them (:class:`muninn.reach.Reach`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+DEPTH = 5  # objects that certificates look behind, wrappers or lists say
+_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}  # whose code holds nobody's network
+
+
+class Link(NamedTuple):
+    """One way on from an object.
+
+    Attributes:
+        part: where it leads.
+        owner, key: where the part is looked up; without an owner it stays what it is.
+        attribute: the key is the name of an attribute, not of an item.
+        distance: 0 for what an object cannot do without: its code, its layers.
+        identified: certificates follow it. They go on following the same ones, or those that were
+            made before would be refused.
+        named: one of many names of a namespace, most of which lead nowhere.
+        table: it leads to what a module has besides its ``state_dict``: tables, caches, results.
+    """
+
+    part: Any
+    owner: Any = None
+    key: Any = None
+    attribute: bool = False
+    distance: int = 1
+    identified: bool = True
+    named: bool = False
+    table: bool = False
+
+
+def identified(
+    holder: Any, seen: set[int] | None = None, depth: int = 0
+) -> Iterator[nn.Module | Tensor | np.ndarray[Any, Any] | float]:
+    """Modules, and tensors, arrays and floats outside of them, by which a callable is known."""
+    seen = set() if seen is None else seen
+    if depth > DEPTH or id(holder) in seen or isinstance(holder, ModuleType | type | bytes):
+        return
+    seen.add(id(holder))
+    if isinstance(holder, nn.Module | Tensor | np.ndarray | float):
+        yield holder
+        return
+    for link in links(holder):
+        if link.identified:
+            yield from identified(link.part, seen, depth + 1)
+
+
+def links(holder: Any) -> Iterator[Link]:
+    """All ways on from an object, in a fixed order."""
+    if isinstance(holder, dict):
+        yield from (Link(part, holder, key) for key, part in holder.items())
+    elif isinstance(holder, list):
+        yield from (Link(part, holder, place) for place, part in enumerate(holder))
+    elif isinstance(holder, tuple):
+        yield from map(Link, holder)
+    elif isinstance(holder, nn.Module):
+        yield from _of_module(holder)
+    elif isinstance(holder, type):
+        yield from _of_class(holder)
+    else:
+        if isinstance(holder, functools.partial):
+            yield from map(Link, (holder.func, *holder.args, *holder.keywords.values()))
+        if isinstance(holder, FunctionType):
+            yield from _of_function(holder)
+        yield Link(getattr(holder, "__self__", None))
+        own = getattr(holder, "__dict__", {})
+        yield from (Link(part, own, key) for key, part in own.items())
+        yield from _of_slots(holder)
+        yield Link(type(holder), distance=0, identified=False)
+
+
+def _of_function(function: FunctionType) -> Iterator[Link]:
+    """Closure, globals and default arguments, those of functions defined inside included."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            yield Link(cell.cell_contents, cell, "cell_contents", attribute=True)
+    known, own = function.__globals__, function.__code__.co_names
+    for name in own:
+        if name in known:
+            yield Link(known[name], known, name, named=True)
+    if not from_library(function):
+        inner = dict.fromkeys(name for code in _nested(function.__code__) for name in code.co_names)
+        for name in inner:
+            if name in known and name not in own:
+                yield Link(known[name], known, name, named=True, identified=False)
+    for name in ("__defaults__", "__kwdefaults__"):
+        yield Link(getattr(function, name), function, name, True, distance=0, identified=False)
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    """Code of functions, lambdas and comprehensions inside of others."""
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def _of_slots(holder: Any) -> Iterator[Link]:
+    """Attributes that are not in a dictionary."""
+    for kind in type(holder).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{kind.__name__.lstrip('_')}{slot}" if private else slot
+            if name != "__dict__" and hasattr(holder, name):
+                yield Link(getattr(holder, name), holder, name, attribute=True, identified=False)
+
+
+def _of_class(kind: type) -> Iterator[Link]:
+    """Methods and class attributes, but for those that come from libraries."""
+    for base in kind.__mro__:
+        if not from_library(base):
+            space = vars(base)
+            for name, part in space.items():
+                code = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
+                if isinstance(code, FunctionType):
+                    yield Link(code, distance=0, identified=False)
+                else:
+                    yield Link(part, space, name, identified=False, named=True)
+
+
+def from_library(thing: Any) -> bool:
+    """Whether a class or function belongs to Python, torch or numpy."""
+    return str(getattr(thing, "__module__", None)).partition(".")[0] in _LIBRARIES
+
+
+def _of_module(module: nn.Module) -> Iterator[Link]:
+    """Weights, buffers, submodules, and whatever else is an attribute of a module."""
+    own, transient = vars(module), module._non_persistent_buffers_set
+    parameters, buffers, modules = module._parameters, module._buffers, module._modules
+    for name, weight in parameters.items():
+        yield Link(weight, parameters, name, distance=0)
+    for name, buffer in buffers.items():
+        yield Link(buffer, buffers, name, distance=0, table=name in transient)
+    for name, child in modules.items():
+        yield Link(child, modules, name, distance=0)
+    for name, part in own.items():
+        empty = isinstance(part, dict | set | tuple) and not part  # hooks, nearly always
+        stands_in = type(part).__module__.startswith("muninn.")  # for a method, in a cached policy
+        if not (empty or stands_in or name in ("_parameters", "_buffers", "_modules")):
+            yield Link(part, own, name, table=True, identified=False)
+    yield Link(type(module), distance=0, identified=False)
