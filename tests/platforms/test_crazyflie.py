@@ -15,6 +15,7 @@ from muninn.platforms.crazyflie.arena import Problem
 from muninn.platforms.crazyflie.episode import LOST, CrazyflieEpisode
 from muninn.platforms.crazyflie.model import Wind
 from muninn.platforms.crazyflie.navigation import Crazyflie
+from muninn.platforms.crazyflie.reference import PlanSpline
 from muninn.platforms.crazyflie.route import HORIZON
 from muninn.platforms.platform import Episode, Platform
 from muninn.schedule import Schedule
@@ -50,6 +51,12 @@ def straight(problem: Problem) -> tuple[Tensor, np.ndarray]:
     return plan_along(problem.start.tolist(), problem.goal.tolist())
 
 
+def joined(run: np.ndarray) -> tuple[PlanSpline, float]:
+    """What is followed of a run, and where a plan from rest is joined, seconds after its start."""
+    spline = PlanSpline(run, TEACHER.frame_seconds)
+    return spline, spline.leaves()
+
+
 def test_it_is_a_platform_with_episodes() -> None:
     platform: Platform = Crazyflie(TEACHER)
     episode: Episode = platform.begin(3)
@@ -67,13 +74,17 @@ def test_it_is_a_platform_with_episodes() -> None:
 def test_a_plan_is_flown_to_success() -> None:
     episode = CrazyflieEpisode(TEACHER, 0, problem=OPEN)
     plan, run = straight(OPEN)
+    spline, lead = joined(run)
+    assert 0.1 < lead < 0.3
     episode.follow(plan, episode.time)
-    for frame in range(1, 10):
+    for _ in range(9):
         episode.advance(0.1)
-        assert np.linalg.norm(episode.snapshot().position - run[frame, :3]) < 0.1
+        place, _, _ = spline.at(lead + episode.time)
+        assert np.linalg.norm(episode.snapshot().position - place) < 0.1
     episode.advance(20.0)
     assert episode.outcome == "success"
-    arrives = np.flatnonzero(np.linalg.norm(run[:, :3] - OPEN.goal, axis=1) < 0.15)[0] / 10.0
+    near = np.linalg.norm(run[:, :3] - OPEN.goal, axis=1) < 0.15
+    arrives = np.flatnonzero(near)[0] / 10.0 - lead
     assert arrives + 0.8 < episode.time < arrives + 1.4
     assert 0.0 < episode.smallest_clearance <= episode.snapshot().clearance
     ended = episode.time
@@ -88,8 +99,10 @@ def test_plans_go_on_from_the_setpoint() -> None:
     episode.advance(0.8)
     start = TEACHER.unnormalise(episode.context())[0, 0].numpy()
     # The reference closes in on the plan; the drone, in wind, is only near it.
-    np.testing.assert_allclose(start[:3], run[8, :3], atol=0.03)
-    np.testing.assert_allclose(start[3:], run[8, 3:], atol=0.15)
+    spline, lead = joined(run)
+    place, velocity, _ = spline.at(lead + 0.8)
+    np.testing.assert_allclose(start[:3], place, atol=0.03)
+    np.testing.assert_allclose(start[3:], velocity, atol=0.15)
     assert 1e-3 < np.linalg.norm(start[:3] - episode.snapshot().position) < 0.1
 
 
@@ -97,11 +110,13 @@ def test_damping_does_not_compound_from_plan_to_plan() -> None:
     plan, run = straight(OPEN)
     episode = CrazyflieEpisode(TEACHER, 0, problem=OPEN)
     episode.follow(plan, 0.0, factor=0.5)
-    episode.advance(1.6)
+    episode.advance(1.0)
     start = TEACHER.unnormalise(episode.context())[0, 0].numpy()
     # Half the way in time along the plan, at the plan's own speed there.
-    np.testing.assert_allclose(start[:3], run[8, :3], atol=0.03)
-    np.testing.assert_allclose(start[3:], run[8, 3:], atol=0.15)
+    spline, lead = joined(run)
+    place, velocity, _ = spline.at(lead + 0.5)
+    np.testing.assert_allclose(start[:3], place, atol=0.03)
+    np.testing.assert_allclose(start[3:], velocity, atol=0.15)
     episode.hold()
     episode.advance(2.0)
     assert np.abs(TEACHER.unnormalise(episode.context())[0, 0, 3:].numpy()).max() < 0.02
@@ -120,14 +135,15 @@ def test_a_setpoint_far_from_the_drone_starts_again_at_the_drone() -> None:
 def test_a_late_plan_is_joined_where_it_would_have_been() -> None:
     plan, run = straight(OPEN)
     places = []
-    for late in (0.0, 0.437):
+    assert joined(run)[1] < 0.3
+    for late in (0.3, 0.437):
         episode = CrazyflieEpisode(TEACHER, 0, CALM, OPEN)
         episode.advance(late)
         episode.follow(plan, 0.0)
         episode.advance(1.8 - late)
         assert episode.time == pytest.approx(1.8)
         places.append(episode.snapshot().position)
-    # Within 5 cm; a plan joined at its beginning would be half a metre behind.
+    # Within 5 cm; a plan joined where it leaves would be farther behind.
     np.testing.assert_allclose(places[1], places[0], atol=0.05)
     assert np.linalg.norm(places[1] - run[18, :3]) < 0.1
 
@@ -136,7 +152,7 @@ def test_hold_hovers_where_it_began_even_if_called_again() -> None:
     episode = CrazyflieEpisode(TEACHER, 5, problem=OPEN)
     plan, _ = straight(OPEN)
     episode.follow(plan, 0.0, factor=0.5)
-    episode.advance(1.6)
+    episode.advance(1.0)
     before = episode.snapshot().position
     assert np.linalg.norm(before - OPEN.start) > 0.05
     episode.hold()
