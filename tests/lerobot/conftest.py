@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from lerobot_cases import certify, make_policy
 from muninn.certificate import Certificate
@@ -15,6 +16,14 @@ from muninn.certificate import Certificate
 def certificate() -> Certificate:
     """For ``make_policy()``: DDPM, 100 steps."""
     return certify(make_policy())
+
+
+@pytest.fixture(autouse=True)
+def precision() -> Iterator[None]:
+    """LeRobot's policies that compile themselves change the precision of the whole process."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
