@@ -123,7 +123,7 @@ class CertifiedPrograms:
         """
         context, noise = draw(self.fast.planner, job)
         member = self._member(job.source)
-        if self.fast.certificate is None or self.fast.reason or member == self.member:
+        if self.fast.certificate is None or member == self.member or self.fast.reason:
             trajectories, record = self.fast(context, noise=noise)
         else:
             trajectories, record = self._runtime(member)(context, noise=noise)

@@ -67,8 +67,9 @@ class PlanSpline:
         """
         if float(np.linalg.norm(self._velocity(0.0))) >= REST:
             return 0.0
-        away = np.linalg.norm(self.sampled()[: round(0.3 / 0.02) + 1] - self._position(0.0), axis=1)
-        return 0.02 * int((away > LEFT).argmax())
+        times = np.linspace(0.0, 0.3, 16)
+        away = np.linalg.norm(self._position(times) - self._position(0.0), axis=1)
+        return float(times[(away > LEFT).argmax()])
 
     def at(self, time: float) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Position, velocity and acceleration at a time after the first frame, (3,) each."""
