@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import muninn
 from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
 from muninn.bench.maze_planner import maze_planner
+from muninn.forecast import Forecast
+from muninn.plan import Everywhere, Family, Static
 from muninn.planner import Planner
 from muninn.planners import Teacher, TemporalUnet, UnetConfig
 from muninn.schedule import Schedule
@@ -40,3 +45,21 @@ def test_plans_are_the_same_up_to_rounding_and_stay_on_the_cpu() -> None:
     torch.testing.assert_close(after, before, atol=2e-5, rtol=0.0)
     assert not torch.equal(after, before)  # it was the GPU
     assert planner.identity() == identity
+
+
+@pytest.mark.gpu
+def test_a_certificate_of_the_cpu_is_used_if_the_gpu_was_there_first(tmp_path: Path) -> None:
+    contexts = torch.rand(120, 2, 4) - 0.5
+    family = Family(Forecast("sample"), (Everywhere(), Static((0, 5, 10, 15, 19))), "static")
+    certificate = muninn.calibrate(
+        small_planner(), contexts, tolerance=10.0, risk=0.2, family=family, progress=False
+    )
+    path = certificate.save(tmp_path / "loose.muninn.safetensors")
+    planner = small_planner()
+    assert evaluate_on_gpu(planner)
+    cached = muninn.cache(planner, path)
+    for rows in (3, 1, 5):
+        _, record = cached(contexts[:rows], noise=planner.draw_noise(seeds=range(rows)))
+        assert cached.reason is None
+        assert record.fallback == (None,) * rows
+        assert all(record.evaluations < len(planner.sampler))

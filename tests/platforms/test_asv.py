@@ -17,7 +17,15 @@ from muninn.platforms.asv import AsvPlatform
 from muninn.platforms.asv.episode import LOST, AsvEpisode
 from muninn.platforms.asv.lake import GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
 from muninn.platforms.asv.mpc import Mpc, thrust_loop
-from muninn.platforms.asv.reference import FRAME_SECONDS, HORIZON, PlanReference, StopReference
+from muninn.platforms.asv.platform import SCREENED
+from muninn.platforms.asv.reference import (
+    FRAME_SECONDS,
+    HORIZON,
+    PlanReference,
+    PlanStop,
+    StopReference,
+    followed,
+)
 from muninn.platforms.asv.vessel import Hull, Weather
 from muninn.schedule import Schedule
 
@@ -65,12 +73,12 @@ def begin(
 
 
 def straight(teacher: Teacher, start: np.ndarray, speed: float) -> torch.Tensor:
-    """A plan along +x: at this speed for 20 s, then at rest."""
+    """A plan along +x: at this speed for 20 s, then braking to rest within a frame."""
     times = FRAME_SECONDS * np.arange(HORIZON)
     frames = np.zeros((HORIZON, 4))
-    frames[:, 0] = start[0] + speed * np.minimum(times, 20.0)
+    frames[:, 0] = start[0] + speed * np.minimum(times, 20.0 + 0.5 * FRAME_SECONDS)
     frames[:, 1] = start[1]
-    frames[times < 20.0, 2] = speed
+    frames[times <= 20.0, 2] = speed
     return teacher.normalise(torch.tensor(frames, dtype=torch.float32))
 
 
@@ -102,6 +110,32 @@ def test_a_stop_brakes_evenly_to_rest() -> None:
     # v^2 / 2a with a = 0.5 m/s^2.
     assert position[:, 0] == pytest.approx([1.0, 1.95, 1.0 + 1.44, 1.0 + 1.44])
     assert (position[:, 1] == 2.0).all()
+
+
+def test_a_stop_on_a_plan_brakes_evenly_along_it() -> None:
+    turn = 0.1 * np.arange(40)  # radians: a circle of radius 15 m at 1.5 m/s
+    frames = np.stack([np.cos(turn), np.sin(turn), -np.sin(turn), np.cos(turn)], axis=1)
+    frames *= (15.0, 15.0, 1.5, 1.5)
+    stop = PlanStop(PlanReference(frames, begin=2.0, joined=4.0), begin=9.3)
+    times = np.array([9.3, 10.3, 12.3, 60.0])
+    position, velocity = stop.at(times)
+    assert np.linalg.norm(position, axis=1) == pytest.approx(15.0, abs=1e-2)
+    assert np.linalg.norm(velocity, axis=1) == pytest.approx([1.5, 1.0, 0.0, 0.0], abs=1e-3)
+    way = 15.0 * np.unwrap(np.arctan2(position[:, 1], position[:, 0]))
+    assert way - way[0] == pytest.approx([0.0, 1.25, 2.25, 2.25], abs=1e-2)  # v^2 / 2a
+
+
+def test_a_plan_is_followed_where_positions_and_velocities_agree() -> None:
+    times = np.arange(60.0)
+    frames = np.stack([1.5 * times, 10.0 * np.sin(0.1 * times)], axis=1)
+    speeds = np.stack([np.full(60, 1.5), np.cos(0.1 * times)], axis=1)
+    shaken = frames + np.random.default_rng(0).normal(0.0, 0.2, frames.shape)
+    shaken[0] = frames[0]
+    found = followed(np.concatenate([shaken, speeds], axis=1))
+    assert (found[0, :2] == frames[0]).all() and (found[:, 2:] == speeds).all()
+    assert np.sqrt(((found[:, :2] - frames) ** 2).mean()) < 0.1
+    steps = np.linalg.norm(np.diff(found[:, :2] - frames, axis=0), axis=1)
+    assert steps.max() < 0.05  # of 0.6 m before
 
 
 def test_the_mpc_tracks_a_straight_line_within_the_envelope(teacher: Teacher) -> None:
@@ -203,6 +237,34 @@ def test_hold_stops_a_moving_vessel(teacher: Teacher) -> None:
     episode.advance(12.0)
     assert np.hypot(*(where(episode) - place)) < 6.0
     assert np.hypot(*episode.vessel.ground_velocity((0.0, 0.0))) < 0.3
+
+
+def test_hold_in_a_bend_stays_on_the_plan(teacher: Teacher) -> None:
+    """Straight ahead would leave the water that was screened."""
+    turn = 0.225 * np.arange(HORIZON)  # a circle of radius 8 m at 1.8 m/s
+    frames = np.stack([np.sin(turn), 1.0 - np.cos(turn), np.cos(turn), np.sin(turn)], axis=1)
+    frames *= (8.0, 8.0, 1.8, 1.8)
+    frames[:, :2] += OPEN_WATER
+    episode = begin(teacher)
+    episode.follow(teacher.normalise(torch.tensor(frames, dtype=torch.float32)), taken=0.0)
+    episode.advance(12.0)
+    episode.hold()
+    middle = OPEN_WATER + np.array([0.0, 8.0])
+    for _ in range(8):
+        episode.advance(1.0)
+        assert abs(math.dist(where(episode), middle) - 8.0) < 0.5
+    assert np.hypot(*episode.vessel.ground_velocity((0.0, 0.0))) < 0.3
+
+
+def test_the_bow_does_not_swing(teacher: Teacher) -> None:
+    episode = begin(teacher, weather=Air((-0.15, 0.0), (3.0, 0.5)))
+    episode.follow(straight(teacher, OPEN_WATER, 1.8), taken=0.0)
+    episode.advance(8.0)
+    rates = []
+    for _ in range(200):
+        episode.advance(0.05)
+        rates.append(abs(episode.vessel.r))
+    assert np.mean(rates) < math.radians(5.0)
 
 
 def test_three_seconds_in_the_goal_are_a_success(teacher: Teacher) -> None:
@@ -309,6 +371,15 @@ def test_the_screen_knows_the_map(teacher: Teacher) -> None:
     assert platform.screen(straight(teacher, OPEN_WATER, 1.0), context)
     through_an_island = straight(teacher, np.array([-20.0, -14.0]), 1.8)
     assert not platform.screen(through_an_island, context)
+    # What is too far ahead to be run is not looked at: it is planned anew before.
+    frames = np.zeros((HORIZON, 4))
+    frames[:, :2], ahead = OPEN_WATER, round(SCREENED / FRAME_SECONDS)
+    frames[ahead + 20 :, :2] = (0.0, 200.0)
+    assert platform.screen(teacher.normalise(torch.tensor(frames, dtype=torch.float32)), context)
+    frames[ahead - 2 :, :2] = (0.0, 200.0)
+    assert not platform.screen(
+        teacher.normalise(torch.tensor(frames, dtype=torch.float32)), context
+    )
     # One that jumps over a buoy between two frames is caught by the middle.
     buoy = LAKE.buoys.centres[1]
     jump = straight(teacher, buoy - (3.0, 0.0), 12.0)

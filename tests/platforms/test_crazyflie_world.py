@@ -22,13 +22,13 @@ from muninn.platforms.crazyflie.model import (
     Wind,
 )
 from muninn.platforms.crazyflie.reference import (
-    FIT,
     LEFT,
     TOP_ACCELERATION,
     TOP_SPEED,
     PlanSpline,
     Reference,
 )
+from muninn.platforms.fitted import FIT
 
 pytest.importorskip("mujoco")
 

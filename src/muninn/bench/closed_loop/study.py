@@ -179,8 +179,8 @@ def _work(arrived: Any, build: Build, paths: Paths, live: int, tickets: list[Tic
     torch.set_num_threads(1)
     try:
         platform = build()
+        evaluate_on_gpu(platform.planner)  # first: a planner that changes once cached runs full
         programs = ClosedLoopPrograms(platform, load_fast(platform, paths.certificate))
-        evaluate_on_gpu(platform.planner)
         trace = Trace.load(paths.trace)
         metric = position_metric(platform)
 

@@ -13,7 +13,13 @@ from muninn.planners.teacher import Teacher
 from muninn.platforms.asv.filter import GYRO_SAMPLES, TICK, Filter, Sensors
 from muninn.platforms.asv.lake import GOAL_RADIUS, HULL_RADIUS, SHORE_BUFFER, Lake, Problem
 from muninn.platforms.asv.mpc import Mpc, thrust_loop
-from muninn.platforms.asv.reference import PlanReference, Reference, StopReference
+from muninn.platforms.asv.reference import (
+    PlanReference,
+    PlanStop,
+    Reference,
+    StopReference,
+    followed,
+)
 from muninn.platforms.asv.vessel import Hull, Vessel, Weather
 from muninn.platforms.platform import Outcome, Snapshot
 
@@ -70,11 +76,12 @@ class AsvEpisode:
         self._sums = [0.0, 0.0, 0.0]
         self._command = (0.0, 0.0)
         self._factor = 1.0
-        self._holding = False
+        self._holding = True
         self._inside_goal = self._inside_buffer = 0
         self.smallest_clearance = math.inf
-        self._reference: Reference
-        self.hold()
+        self._reference: Reference = StopReference(
+            self.filter.position().copy(), self.filter.ground_velocity(), 0.0
+        )
         self._judge()
         self._control()
 
@@ -88,7 +95,7 @@ class AsvEpisode:
         """
         place, velocity = (value[0] for value in self._reference.at(np.array([self.time])))
         velocity = velocity / self._factor
-        if math.dist(place, self.filter.position()) > LOST:
+        if self._is_lost():
             place, velocity = self.filter.position(), np.array(self.filter.ground_velocity())
         start = [*place, *velocity]
         ends = torch.tensor([[start, [*self.goal, 0.0, 0.0]]], dtype=torch.float32)
@@ -111,16 +118,28 @@ class AsvEpisode:
                 f"the plan is of {taken} s, but it is {self.time} s; give its past time"
             )
         frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
-        self._reference = PlanReference(frames, taken, self.time, factor)
+        self._reference = PlanReference(followed(frames), taken, self.time, factor)
         self._factor, self._holding = factor, False
 
     def hold(self) -> None:
-        """Stop and hold the position; holding on where it already holds."""
+        """Stop and hold the position; holding on where it already holds.
+
+        Brakes along the plan followed so far, which was screened, or straight ahead where there is
+        none or the vessel is far from it.
+        """
         if not self._holding:
-            self._reference = StopReference(
-                self.filter.position().copy(), self.filter.ground_velocity(), self.time
-            )
+            plan, belief = self._reference, self.filter
+            if isinstance(plan, PlanReference) and not self._is_lost():
+                self._reference = PlanStop(plan, self.time)
+            else:
+                self._reference = StopReference(
+                    belief.position().copy(), belief.ground_velocity(), self.time
+                )
         self._factor, self._holding = 1.0, True
+
+    def _is_lost(self) -> bool:
+        place, _ = self._reference.at(np.array([self.time]))
+        return math.dist(place[0], self.filter.position()) > LOST
 
     def advance(self, seconds: float) -> None:
         """Simulate; the state is that of the last whole substep of 5 ms."""

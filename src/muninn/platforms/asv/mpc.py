@@ -93,9 +93,8 @@ class Mpc:
             reference: to follow.
         """
         hull, count = self._hull, WAYPOINTS
-        x, y, heading, u, v, r, cx, cy = state.tolist()
-        cos, sin = math.cos(heading), math.sin(heading)
-        drift = np.array([cx - sin * v, cy + cos * v])
+        x, y, heading, u, _, r, cx, cy = state.tolist()
+        drift = np.array([cx, cy])  # sway comes and goes with turns: kept, the heading would swing
         if self._solution is None:
             self._solution = np.tile((0.0, 0.0, heading, u, r), (count, 1))
         nominal, surges, rates = self._solution[:, 2], self._solution[:, 3], self._solution[:, 4]

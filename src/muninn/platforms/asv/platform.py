@@ -16,11 +16,17 @@ from muninn.planners.teacher import Teacher, load_teacher
 from muninn.platforms.asv.episode import AsvEpisode
 from muninn.platforms.asv.lake import Lake, draw_problem, make_lake
 from muninn.platforms.asv.mpc import require_osqp
+from muninn.platforms.asv.reference import FRAME_SECONDS, followed
 from muninn.platforms.asv.shapes import FloatArray
 from muninn.platforms.asv.vessel import Weather
 
 SCREEN_MARGIN = 0.5
 """Metres beyond hull radius and shore buffer that a plan must keep: what tracking may be off."""
+
+SCREENED = 20
+"""Seconds of a plan that are screened, from its first frame. It is replaced within a few seconds,
+or else the vessel brakes along it, which takes no more than five: what comes later is never run,
+and is planned anew from nearer by."""
 
 
 def bundled_teacher() -> Teacher:
@@ -64,11 +70,12 @@ class AsvPlatform:
         return AsvEpisode(self.lake, problem, weather, generator, self.teacher)
 
     def screen(self, plan: Tensor, context: Context) -> bool:
-        """No frame, nor the middle between two, is too close to land, buoys or the buffer.
+        """No frame soon, nor the middle between two, is too close to land, buoys or the buffer.
 
         A vessel that is itself too close may leave: its plan must then lead no decimetre closer.
         """
-        path = self.path(plan)
+        frames = self.teacher.unnormalise(plan.float()).double().numpy()
+        path = followed(frames)[: round(SCREENED / FRAME_SECONDS) + 1, :2]
         middles = 0.5 * (path[1:] + path[:-1])
         clearance = self.lake.clearance(np.concatenate([path, middles]))
         return bool(clearance.min() >= min(SCREEN_MARGIN, float(clearance[0]) - 0.1))

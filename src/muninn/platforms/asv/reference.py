@@ -1,4 +1,4 @@
-"""What the controller follows: a plan on the clock, or a stop."""
+"""What the controller follows: a plan on the clock, or a stop along it or straight ahead."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from muninn.platforms.asv.shapes import FloatArray
+from muninn.platforms.fitted import fitted
 
 HORIZON = 128
 """Frames of a plan: 128 s, longer than any route on this lake."""
@@ -24,6 +25,12 @@ class Reference(Protocol):
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Positions and velocities over ground at the times (n,), each (n, 2)."""
         ...
+
+
+def followed(frames: FloatArray) -> FloatArray:
+    """The frames of a plan, world units, (frames, 4), at the places that it is followed through."""
+    places = fitted(frames[:, :2], frames[:, 2:], FRAME_SECONDS)
+    return np.concatenate([places, frames[:, 2:]], axis=1)
 
 
 class PlanReference:
@@ -83,3 +90,26 @@ class StopReference:
         left = 1.0 - gone / self._seconds
         position = self._position + self._velocity * (gone * (1.0 + left) / 2.0)
         return position, self._velocity * left
+
+
+class PlanStop:
+    """Brakes along a plan and stays where that ends.
+
+    A vessel in a bend that braked straight ahead would leave the water that its plan was screened
+    for, towards what the plan goes round.
+
+    Args:
+        plan: what was followed so far.
+        begin: episode time, seconds.
+    """
+
+    def __init__(self, plan: PlanReference, begin: float) -> None:
+        self._plan, self._begin = plan, begin
+        speed = float(np.linalg.norm(plan.at(np.array([begin]))[1]))
+        self._seconds = max(speed / _BRAKING, 1e-6)
+
+    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        gone = np.minimum(np.maximum(times - self._begin, 0.0), self._seconds)
+        left = 1.0 - gone / self._seconds
+        position, velocity = self._plan.at(self._begin + gone * (1.0 + left) / 2.0)
+        return position, velocity * left[:, None]

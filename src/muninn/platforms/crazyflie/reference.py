@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline
-from scipy.linalg import solveh_banded
 
 from muninn.platforms.crazyflie.controller import Setpoint
 from muninn.platforms.crazyflie.model import FloatArray
+from muninn.platforms.fitted import fitted
 
 TOP_SPEED = 2.2
 """Of setpoints, m/s: a fifth above the training runs'."""
 
 TOP_ACCELERATION = 5.0
 """Of setpoints, m/s^2."""
-
-FIT = 36.0
-"""How much more exact a plan's velocities are, times the time between frames, than its positions:
-six times, squared."""
 
 REST = 0.15
 """Below this speed a plan begins at rest, m/s."""
@@ -38,11 +34,7 @@ _DAMPING = 20.0
 class PlanSpline:
     """A curve in time along a plan: C1, at rest after its end.
 
-    A plan's velocities are more exact than the differences of its positions: a centimetre of error
-    between frames is a tenth of a metre per second, which ten new plans a second would make a
-    random walk of. So the curve has the planned velocities, and goes through the places ``p`` that
-    fit both best: ``sum |p[k] - position[k]|^2 + FIT sum |p[k+1] - p[k] - moved[k]|^2`` is least,
-    ``moved`` being the way at the velocities' mean, and the first place is kept.
+    It has the planned velocities, and goes through the places that fit them and the positions.
 
     Args:
         frames: positions in metres, velocities in m/s, (frames, 6).
@@ -53,7 +45,7 @@ class PlanSpline:
         self.seconds = frame_seconds * (len(frames) - 1)
         slopes = frames[:, 3:].copy()
         slopes[-1] = 0.0
-        places = _fitted(frames[:, :3], frame_seconds * (slopes[1:] + slopes[:-1]) / 2.0)
+        places = fitted(frames[:, :3], slopes, frame_seconds)
         times = frame_seconds * np.arange(len(frames))
         self._position = CubicHermiteSpline(times, places, slopes)
         self._velocity = self._position.derivative()
@@ -130,16 +122,6 @@ class Reference:
         self.velocity = _limited(before + seconds * _limited(pull, TOP_ACCELERATION), TOP_SPEED)
         self.position = self.position + seconds * self.velocity
         return Setpoint(self.position, self.velocity, (self.velocity - before) / seconds)
-
-
-def _fitted(positions: FloatArray, moved: FloatArray) -> FloatArray:
-    """Places that fit positions (n, 3) and ways between them (n - 1, 3); the first is kept."""
-    bands = np.zeros((2, len(moved)))
-    bands[0, 1:], bands[1], bands[1, -1] = -FIT, 1.0 + 2.0 * FIT, 1.0 + FIT
-    wanted = positions[1:] + FIT * moved
-    wanted[:-1] -= FIT * moved[1:]
-    wanted[0] += FIT * positions[0]
-    return np.concatenate([positions[:1], solveh_banded(bands, wanted)])
 
 
 def _limited(vector: FloatArray, most: float) -> FloatArray:
