@@ -102,7 +102,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
-    monkeypatch.setattr(muninn.capture, "_forget_workspaces", lambda: None)
+    monkeypatch.setattr(muninn.capture, "forget_workspaces", lambda: None)
     monkeypatch.setattr(muninn.capture, "_STREAMS", {})
     return fake
 

@@ -45,7 +45,7 @@ def capture(
         before.wait_stream(stream)
         pool = pool or torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        _forget_workspaces()
+        forget_workspaces()
         try:
             with _no_collection(), _no_cached_casts(), _recording(graph, stream, pool):
                 result = function()
@@ -53,7 +53,7 @@ def capture(
             _heal(before, stream, pool)
             raise
         finally:
-            _forget_workspaces()
+            forget_workspaces()
     return graph, result
 
 
@@ -140,7 +140,7 @@ def _heal(before: Any, stream: Any, pool: Any) -> None:
         torch.zeros(1, device=before.device)
 
 
-def _forget_workspaces() -> None:
+def forget_workspaces() -> None:
     """Have torch drop the scratch memory of matrix products that it keeps for every stream.
 
     Before a capture, so that the graph gets scratch memory of its own: graphs that share it could

@@ -12,7 +12,7 @@ import torch
 
 from muninn.addresses import Addresses
 from muninn.arithmetic import arithmetic
-from muninn.capture import shared_pool
+from muninn.capture import forget_workspaces, shared_pool
 from muninn.context import Context, signature
 from muninn.errors import DenoiserError
 from muninn.planner import Noise, Planner
@@ -84,6 +84,8 @@ class Shapes(Generic[Result]):
         planner = self._planner
         x = planner.start(noise, context)
         planner.denoiser(x, planner.timestep(0, len(x)), context)
+        if planner.device.type == "cuda":
+            forget_workspaces()  # of the caller's stream, on which nothing else may be eager
 
     def _forget_moved(self) -> None:
         """Drop all that was captured with weights that are no longer where they were."""
