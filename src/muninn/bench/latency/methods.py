@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from muninn.arithmetic import arithmetic
 from muninn.bench.baselines import few_steps
 from muninn.bench.latency.programs import Programs
 from muninn.bench.multistep import MultistepPlanner
@@ -23,6 +24,8 @@ from muninn.layout import channels_last
 from muninn.plan import Program, Static
 from muninn.planner import Engine as PlannerEngine
 from muninn.planner import Noise, Planner
+from muninn.record import Record
+from muninn.weights import Weights
 
 Engine = Literal["eager", "compiled", "graph", "compiled graph"]
 
@@ -110,6 +113,19 @@ def run_program(planner: Planner, program: Program, engine: PlannerEngine) -> Ru
     return lambda context, noise: runtime(context, noise=noise)
 
 
+def run_certified(planner: Planner, program: Program, engine: PlannerEngine) -> Run:
+    """The same as a certificate lets it run: every call first looks for what would void that."""
+    run, weights = run_program(planner, program, engine), Weights(planner.denoiser)
+    was = arithmetic(planner.device)
+
+    def checked(context: Any, noise: Noise) -> tuple[Tensor, Record]:
+        if arithmetic(planner.device) != was or not weights.unchanged():
+            raise InputError("the network or the arithmetic changed while it was timed")
+        return run(context, noise)
+
+    return checked
+
+
 def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
     """The evaluations of a static program and nothing else: what cannot be saved."""
     if not isinstance(program.plan, Static):
@@ -142,14 +158,14 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
         return replace(planner, denoiser=CompiledDenoiser(planner.denoiser))
 
     def run(program: str, engine: PlannerEngine) -> Run:
-        return run_program(planner, getattr(programs, program), engine)
+        deploy = run_program if program == "full" else run_certified
+        return deploy(planner, getattr(programs, program), engine)
 
     def stored_last(program: str) -> Run:
         network = channels_last(programs.subject.network)
         denoiser = replace(planner.denoiser, network=network)  # type: ignore[type-var]
-        return run_program(
-            replace(planner, denoiser=denoiser), getattr(programs, program), "compile"
-        )
+        deploy = run_program if program == "full" else run_certified
+        return deploy(replace(planner, denoiser=denoiser), getattr(programs, program), "compile")
 
     def solver(wrap: Callable[..., Any]) -> Run:
         multistep = MultistepPlanner(planner, programs.subject.alpha_bar, count)
