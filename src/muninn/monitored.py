@@ -134,9 +134,15 @@ class Monitored:
         noise = self.fast.planner.prepare(context, noise, generator)
         if self._episode is not None and (episode is None or episode != self._episode.key):
             self.end_episode()
-        call, reason = self.monitor.next_call(), self.reason
+        call, reason = self.monitor.next_call(), self.monitor.alarm or self._shadow.blind
         if reason is None:
             trajectory, record = self.fast(context, noise=noise)
+        else:
+            trajectory, record = self._full(context, noise=noise)
+            record = replace(record, fallback=(reason,) * len(trajectory))
+        if record.bound is None:
+            self._episode = None  # full compute deviates by nothing: no evidence of the cache
+        else:
             try:
                 self._watch(context, noise, trajectory, record, episode, call)
             except Exception as error:  # watching must not cost the robot its plan
@@ -144,10 +150,6 @@ class Monitored:
                 log_once(f"a call could not be kept for an audit: {type(error).__name__}: {error}")
             if episode is None:
                 self.end_episode()
-        else:
-            self._episode = None  # full compute deviates by nothing: no evidence of the cache
-            trajectory, record = self._full(context, noise=noise)
-            record = replace(record, fallback=(reason,) * len(trajectory))
         if self._telemetry is not None:
             self._telemetry.observe(
                 record,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import os
 import queue
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -176,6 +178,7 @@ def _receive(arrived: Any, crew: list[Any]) -> dict[str, Any]:
 def _work(arrived: Any, build: Build, paths: Paths, live: int, tickets: list[Ticket]) -> None:
     """One process: its own platform, planner and threads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends us
+    end_with_parent()
     torch.set_num_threads(1)
     try:
         platform = build()
@@ -190,3 +193,16 @@ def _work(arrived: Any, build: Build, paths: Paths, live: int, tickets: list[Tic
         fly_all(programs, tickets, trace, metric, done, live)
     except BaseException as error:
         arrived.put(f"{type(error).__name__}: {error}")
+
+
+def end_with_parent() -> None:
+    """Have this process end when the one that started it does, even if that is killed."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
