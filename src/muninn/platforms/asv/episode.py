@@ -14,6 +14,8 @@ from muninn.platforms.asv.filter import GYRO_SAMPLES, TICK, Filter, Sensors
 from muninn.platforms.asv.lake import GOAL_RADIUS, HULL_RADIUS, SHORE_BUFFER, Lake, Problem
 from muninn.platforms.asv.mpc import Mpc, thrust_loop
 from muninn.platforms.asv.reference import (
+    LONGEST_STOP,
+    SCREENED,
     PlanReference,
     PlanStop,
     Reference,
@@ -76,7 +78,7 @@ class AsvEpisode:
         self._sums = [0.0, 0.0, 0.0]
         self._command = (0.0, 0.0)
         self._factor = 1.0
-        self._holding = True
+        self._holding, self._until = True, 0.0
         self._inside_goal = self._inside_buffer = 0
         self.smallest_clearance = math.inf
         self._reference: Reference = StopReference(
@@ -104,7 +106,8 @@ class AsvEpisode:
     def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
         """Track a plan, (horizon, 4), whose first frame was at simulated time ``taken``.
 
-        From now on it is followed at ``factor`` of its speed.
+        From now on it is followed at ``factor`` of its speed, as far as plans are screened; then
+        the vessel holds.
 
         Raises:
             InputError: the plan is not finite or has another shape, or comes from the future.
@@ -120,6 +123,7 @@ class AsvEpisode:
         frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
         self._reference = PlanReference(followed(frames), taken, self.time, factor)
         self._factor, self._holding = factor, False
+        self._until = taken + SCREENED - LONGEST_STOP
 
     def hold(self) -> None:
         """Stop and hold the position; holding on where it already holds.
@@ -181,6 +185,8 @@ class AsvEpisode:
                 self._control()
 
     def _control(self) -> None:
+        if not self._holding and self.time > self._until:
+            self.hold()
         state = self.filter.mean
         setpoint = self._mpc.solve(self.time, state, self._reference)
         self._command = thrust_loop(self.vessel.hull, setpoint, state)

@@ -16,17 +16,12 @@ from muninn.planners.teacher import Teacher, load_teacher
 from muninn.platforms.asv.episode import AsvEpisode
 from muninn.platforms.asv.lake import Lake, draw_problem, make_lake
 from muninn.platforms.asv.mpc import require_osqp
-from muninn.platforms.asv.reference import FRAME_SECONDS, followed
+from muninn.platforms.asv.reference import FRAME_SECONDS, SCREENED, followed
 from muninn.platforms.asv.shapes import FloatArray
 from muninn.platforms.asv.vessel import Weather
 
 SCREEN_MARGIN = 0.5
 """Metres beyond hull radius and shore buffer that a plan must keep: what tracking may be off."""
-
-SCREENED = 20
-"""Seconds of a plan that are screened, from its first frame. It is replaced within a few seconds,
-or else the vessel brakes along it, which takes no more than five: what comes later is never run,
-and is planned anew from nearer by."""
 
 
 def bundled_teacher() -> Teacher:

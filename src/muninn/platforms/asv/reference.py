@@ -15,6 +15,13 @@ HORIZON = 128
 
 FRAME_SECONDS = 1.0
 
+SCREENED = 20.0
+"""Seconds of a plan that are screened, from its first frame. What comes later is never run: a plan
+is replaced within a few seconds, or the vessel brakes before."""
+
+LONGEST_STOP = 5.0
+"""Seconds in which any stop has ended."""
+
 _BRAKING = 0.5
 """Deceleration of a stop, m/s^2: what reverse thrust and drag manage at cruise."""
 
