@@ -117,12 +117,12 @@ def test_a_stop_on_a_plan_brakes_evenly_along_it() -> None:
     frames = np.stack([np.cos(turn), np.sin(turn), -np.sin(turn), np.cos(turn)], axis=1)
     frames *= (15.0, 15.0, 1.5, 1.5)
     stop = PlanStop(PlanReference(frames, begin=2.0, joined=4.0), begin=9.3)
-    times = np.array([9.3, 10.3, 12.3, 60.0])
+    times = np.array([9.3, 12.3, 19.3, 60.0])
     position, velocity = stop.at(times)
     assert np.linalg.norm(position, axis=1) == pytest.approx(15.0, abs=1e-2)
-    assert np.linalg.norm(velocity, axis=1) == pytest.approx([1.5, 1.0, 0.0, 0.0], abs=1e-3)
+    assert np.linalg.norm(velocity, axis=1) == pytest.approx([1.5, 1.05, 0.0, 0.0], abs=1e-3)
     way = 15.0 * np.unwrap(np.arctan2(position[:, 1], position[:, 0]))
-    assert way - way[0] == pytest.approx([0.0, 1.25, 2.25, 2.25], abs=1e-2)  # v^2 / 2a
+    assert way - way[0] == pytest.approx([0.0, 3.825, 7.5, 7.5], abs=2e-2)  # v^2 / 2a
 
 
 def test_a_plan_is_followed_where_positions_and_velocities_agree() -> None:
@@ -147,12 +147,12 @@ def test_the_mpc_tracks_a_straight_line_within_the_envelope(teacher: Teacher) ->
     )
     episode.follow(straight(teacher, OPEN_WATER, 1.5), taken=0.0)
     hull, errors = Hull(), []
-    for _ in range(300):
+    for _ in range(240):
         episode.advance(0.05)
         assert hull.thrust_low - 1e-9 <= min(episode.vessel.left, episode.vessel.right)
         assert max(episode.vessel.left, episode.vessel.right) <= hull.thrust_high + 1e-9
         errors.append(abs(episode.vessel.y - OPEN_WATER[1]))
-    assert max(errors[200:]) < 0.6
+    assert max(errors[180:]) < 0.6
     assert episode.vessel.x == pytest.approx(OPEN_WATER[0] + 1.5 * episode.time, abs=1.5)
 
 
@@ -234,8 +234,8 @@ def test_hold_stops_a_moving_vessel(teacher: Teacher) -> None:
     episode.advance(10.0)
     place = where(episode)
     episode.hold()
-    episode.advance(12.0)
-    assert np.hypot(*(where(episode) - place)) < 6.0
+    episode.advance(16.0)
+    assert np.hypot(*(where(episode) - place)) < 12.5  # v^2 / 2a is 10.8
     assert np.hypot(*episode.vessel.ground_velocity((0.0, 0.0))) < 0.3
 
 
@@ -250,7 +250,7 @@ def test_hold_in_a_bend_stays_on_the_plan(teacher: Teacher) -> None:
     episode.advance(12.0)
     episode.hold()
     middle = OPEN_WATER + np.array([0.0, 8.0])
-    for _ in range(8):
+    for _ in range(15):
         episode.advance(1.0)
         assert abs(math.dist(where(episode), middle) - 8.0) < 0.5
     assert np.hypot(*episode.vessel.ground_velocity((0.0, 0.0))) < 0.3

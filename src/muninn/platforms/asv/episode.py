@@ -123,7 +123,8 @@ class AsvEpisode:
         frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
         self._reference = PlanReference(followed(frames), taken, self.time, factor)
         self._factor, self._holding = factor, False
-        self._until = taken + SCREENED - LONGEST_STOP
+        # A stop runs through half as many seconds of the plan as it takes.
+        self._until = taken + SCREENED - 0.5 * LONGEST_STOP
 
     def hold(self) -> None:
         """Stop and hold the position; holding on where it already holds.

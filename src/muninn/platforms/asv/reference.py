@@ -19,11 +19,15 @@ SCREENED = 20.0
 """Seconds of a plan that are screened, from its first frame. What comes later is never run: a plan
 is replaced within a few seconds, or the vessel brakes before."""
 
-LONGEST_STOP = 5.0
-"""Seconds in which any stop has ended."""
+LONGEST_STOP = 15.0
+"""Seconds in which a stop along a plan has ended, at up to 2.25 m/s."""
 
 _BRAKING = 0.5
-"""Deceleration of a stop, m/s^2: what reverse thrust and drag manage at cruise."""
+"""Deceleration of a stop straight ahead, m/s^2: what reverse thrust and drag manage at cruise."""
+
+_SLOWING = 0.15
+"""Deceleration of a stop along a plan, m/s^2. That water is free, so there is no hurry; and where
+every other plan fails the screen, a vessel that stopped at each would never get away."""
 
 
 class Reference(Protocol):
@@ -113,7 +117,7 @@ class PlanStop:
     def __init__(self, plan: PlanReference, begin: float) -> None:
         self._plan, self._begin = plan, begin
         speed = float(np.linalg.norm(plan.at(np.array([begin]))[1]))
-        self._seconds = max(speed / _BRAKING, 1e-6)
+        self._seconds = min(max(speed / _SLOWING, 1e-6), LONGEST_STOP)
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         gone = np.minimum(np.maximum(times - self._begin, 0.0), self._seconds)
