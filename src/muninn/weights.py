@@ -16,7 +16,6 @@ from muninn.links import identified
 from muninn.reach import Reach
 
 NUMBERS = 8  # looked at in every weight, because writes through ``.data`` are not counted by torch
-_BY_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # equal, NaN or not
 _dtype = operator.attrgetter("dtype")
 _writes = operator.attrgetter("_version")  # in place
 
@@ -106,12 +105,12 @@ def _counted(weights: list[Tensor]) -> list[Tensor]:
 
 
 def _windows(held: list[Tensor]) -> list[list[Tensor]]:
-    """The first numbers of every tensor, as integers, by device and size."""
+    """The first numbers of every tensor, as bytes (NaN equals itself then), by device."""
     groups: dict[Any, list[Tensor]] = {}
     for weight in held:
-        size, sizes = weight.element_size(), zip(weight.shape, weight.stride(), strict=True)
+        sizes = zip(weight.shape, weight.stride(), strict=True)
         span = 1 + sum((length - 1) * stride for length, stride in sizes)
-        with contextlib.suppress(RuntimeError, KeyError):  # of a kind without plain numbers
-            numbers = weight.as_strided((min(span, NUMBERS),), (1,)).view(_BY_SIZE[size])
-            groups.setdefault((weight.device, size), []).append(numbers)
+        with contextlib.suppress(RuntimeError):  # of a kind without plain numbers
+            numbers = weight.as_strided((min(span, NUMBERS),), (1,)).view(torch.uint8)
+            groups.setdefault(weight.device, []).append(numbers)
     return list(groups.values())
