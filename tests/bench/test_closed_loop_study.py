@@ -114,7 +114,7 @@ def test_processes_share_the_episodes(paths: Paths) -> None:
 
 _FAMILY = """
 import multiprocessing, time
-from muninn.bench.closed_loop.study import end_with_parent
+from muninn.bench.closed_loop.processes import end_with_parent
 
 def child(started):
     end_with_parent()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from muninn.bench.baselines import few_steps
 from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
+from muninn.bench.closed_loop.processes import end_with_parent
 from muninn.bench.closed_loop.settings import Settings
 from muninn.bench.maze_planner import find_models
 from muninn.bench.protocol import Run, plain
@@ -73,7 +74,8 @@ def scout(build: Callable[[], Platform], settings: Settings, work: Path) -> Tens
             for job in missing:
                 advance(fly(job))
         elif missing:
-            with multiprocessing.get_context("spawn").Pool(settings.processes) as pool:
+            context = multiprocessing.get_context("spawn")
+            with context.Pool(settings.processes, initializer=end_with_parent) as pool:
                 for count in pool.imap_unordered(fly, missing):
                     advance(count)
     return torch.cat([load_file(file)["contexts"] for file in files])

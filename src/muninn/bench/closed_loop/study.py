@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-import os
 import queue
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +23,7 @@ from muninn.bench.closed_loop.certified import certify, load_fast, position_metr
 from muninn.bench.closed_loop.loop import Flight
 from muninn.bench.closed_loop.methods import ClosedLoopPrograms, find_method
 from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
+from muninn.bench.closed_loop.processes import end_with_parent
 from muninn.bench.closed_loop.settings import Settings
 from muninn.bench.closed_loop.timing import measure_trace
 from muninn.bench.closed_loop.traces import Trace
@@ -193,16 +192,3 @@ def _work(arrived: Any, build: Build, paths: Paths, live: int, tickets: list[Tic
         fly_all(programs, tickets, trace, metric, done, live)
     except BaseException as error:
         arrived.put(f"{type(error).__name__}: {error}")
-
-
-def end_with_parent() -> None:
-    """Have this process end when the one that started it does, even if that is killed."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
