@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg import solveh_banded
 
-FloatArray = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+from muninn.platforms.platform import FloatArray
 
 FIT = 36.0
 """How much more exact a plan's velocities are, times the time between frames, than its positions:

@@ -157,15 +157,14 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
         torch.compiler.reset()
         return replace(planner, denoiser=CompiledDenoiser(planner.denoiser))
 
-    def run(program: str, engine: PlannerEngine) -> Run:
+    def run(program: str, engine: PlannerEngine, planner: Planner = planner) -> Run:
         deploy = run_program if program == "full" else run_certified
         return deploy(planner, getattr(programs, program), engine)
 
     def stored_last(program: str) -> Run:
         network = channels_last(programs.subject.network)
         denoiser = replace(planner.denoiser, network=network)  # type: ignore[type-var]
-        deploy = run_program if program == "full" else run_certified
-        return deploy(replace(planner, denoiser=denoiser), getattr(programs, program), "compile")
+        return run(program, "compile", replace(planner, denoiser=denoiser))
 
     def solver(wrap: Callable[..., Any]) -> Run:
         multistep = MultistepPlanner(planner, programs.subject.alpha_bar, count)
