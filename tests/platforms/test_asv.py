@@ -228,6 +228,20 @@ def test_hold_stays_within_two_metres(
         assert np.hypot(*(where(episode) - OPEN_WATER)) < 2.0
 
 
+def test_a_vessel_that_holds_does_not_circle_round_its_place(teacher: Teacher) -> None:
+    """Half a metre beside it, underway and turning: in calm water it once went round for ever."""
+    episode = begin(teacher)
+    episode.vessel.y -= 0.55
+    episode.vessel.u, episode.vessel.r = 0.65, 1.15
+    episode.advance(10.0)
+    turned = 0.0
+    for _ in range(600):
+        episode.advance(0.05)
+        turned += 0.05 * episode.vessel.r
+    assert abs(turned) < math.pi
+    assert np.hypot(*(where(episode) - OPEN_WATER)) < 1.0
+
+
 def test_hold_stops_a_moving_vessel(teacher: Teacher) -> None:
     episode = begin(teacher)
     episode.follow(straight(teacher, OPEN_WATER, 1.8), taken=0.0)

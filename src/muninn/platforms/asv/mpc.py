@@ -29,7 +29,10 @@ _PULL = 0.3
 """Metres per second of wanted speed per metre of position error."""
 
 _STATES = 5
-_SLOW, _STILL = 0.4, 0.1
+_SLOW, _STILL = 0.4, 0.2
+"""Speeds, m/s, below which a vessel may go astern, and below which it keeps its heading: one that
+turned towards every small error would circle round the place that it holds."""
+
 _SHIFT = 0.2
 """A tick as a share of a step: how far the last solution moves on."""
 
@@ -168,7 +171,7 @@ def _course(error: FloatArray, wanted: FloatArray, nominal: FloatArray) -> tuple
     speeds = np.sqrt(aim[:, 0] ** 2 + aim[:, 1] ** 2)
     last = float(nominal[-1])
     if speeds[-1] < _STILL:
-        return np.full(WAYPOINTS, last), False
+        return np.full(WAYPOINTS, nominal[0]), False
     aim[speeds < _STILL] = aim[-1]
     angles = np.unwrap(np.arctan2(aim[:, 1], aim[:, 0]))
     off = wrap(float(angles[-1]) - last)
