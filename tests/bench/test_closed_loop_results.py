@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
+from scipy.stats import binomtest
 
 ROOT = Path(__file__).parents[2]
 STUDIES = ROOT / "results/closed-loop"
@@ -58,9 +59,13 @@ def test_what_is_claimed_of_the_studies(platform: str) -> None:
     methods = {row["method"]: row for row in rows(platform, "summary.csv")}
     assert all(int(row["episodes"]) >= 150 for row in methods.values()) and len(methods) == 9
     assert float(methods["full-instant"]["success"]) >= 0.9
-    assert methods["muninn-only"]["promised"] == "True"
+    beyond = round(150 * float(methods["muninn-only"]["beyond_tolerance"]))
+    assert binomtest(beyond, 150, 0.05, alternative="greater").pvalue > 0.05
+    # Of the vessel's calls too few were looked at to confirm the risk, as the page says.
+    assert methods["muninn-only"]["promised"] == str(platform != "asv")
     tests = {(row["first"], row["second"]): row for row in rows(platform, "comparisons.csv")}
     against = tests["full", "muninn-only"]
     assert float(against["worse_p"]) > 0.05
-    assert float(against["faster_low"]) > 0.0 and float(against["time_p"]) < 0.05
+    assert float(against["faster_s"]) > 0.0 and float(against["time_p"]) < 0.05
+    assert (float(against["faster_low"]) > 0.0) == (platform != "asv")  # as the page says
     assert float(tests["muninn-only", "combined"]["more_collisions_p"]) > 0.05

@@ -125,6 +125,19 @@ def test_a_stop_on_a_plan_brakes_evenly_along_it() -> None:
     assert way - way[0] == pytest.approx([0.0, 3.825, 7.5, 7.5], abs=2e-2)  # v^2 / 2a
 
 
+def test_a_stop_on_a_damped_plan_ends_where_it_does_undamped() -> None:
+    frames = np.zeros((HORIZON, 4))
+    frames[:, 0], frames[:, 2] = 1.5 * np.arange(HORIZON), 1.5
+    ends = []
+    for factor in (1.0, 0.5):
+        plan = PlanReference(frames, begin=0.0, joined=4.0, factor=factor)
+        stop = PlanStop(plan, begin=4.0 + 3.0 / factor)
+        place, velocity = stop.at(np.array([4.0 + 3.0 / factor, 100.0]))
+        assert velocity[0, 0] == pytest.approx(1.5 * factor) and velocity[1, 0] == 0.0
+        ends.append(place[1, 0])
+    assert ends[1] == pytest.approx(ends[0])
+
+
 def test_a_plan_is_followed_where_positions_and_velocities_agree() -> None:
     times = np.arange(60.0)
     frames = np.stack([1.5 * times, 10.0 * np.sin(0.1 * times)], axis=1)

@@ -77,7 +77,6 @@ class AsvEpisode:
         self._substeps = 0
         self._sums = [0.0, 0.0, 0.0]
         self._command = (0.0, 0.0)
-        self._factor = 1.0
         self._holding, self._until = True, 0.0
         self._inside_goal = self._inside_buffer = 0
         self.smallest_clearance = math.inf
@@ -96,7 +95,7 @@ class AsvEpisode:
         one: a plan from a slower state would be slower itself, and be damped again.
         """
         place, velocity = (value[0] for value in self._reference.at(np.array([self.time])))
-        velocity = velocity / self._factor
+        velocity = velocity / self._reference.factor
         if self._is_lost():
             place, velocity = self.filter.position(), np.array(self.filter.ground_velocity())
         start = [*place, *velocity]
@@ -122,7 +121,7 @@ class AsvEpisode:
             )
         frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
         self._reference = PlanReference(followed(frames), taken, self.time, factor)
-        self._factor, self._holding = factor, False
+        self._holding = False
         # A stop runs through half as many seconds of the plan as it takes.
         self._until = taken + SCREENED - 0.5 * LONGEST_STOP
 
@@ -140,7 +139,7 @@ class AsvEpisode:
                 self._reference = StopReference(
                     belief.position().copy(), belief.ground_velocity(), self.time
                 )
-        self._factor, self._holding = 1.0, True
+        self._holding = True
 
     def _is_lost(self) -> bool:
         place, _ = self._reference.at(np.array([self.time]))

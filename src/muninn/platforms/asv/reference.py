@@ -20,7 +20,7 @@ SCREENED = 20.0
 is replaced within a few seconds, or the vessel brakes before."""
 
 LONGEST_STOP = 15.0
-"""Seconds in which a stop along a plan has ended, at up to 2.25 m/s."""
+"""Seconds in which a stop along a plan has ended, at up to 2.25 m/s; longer if it is damped."""
 
 _BRAKING = 0.5
 """Deceleration of a stop straight ahead, m/s^2: what reverse thrust and drag manage at cruise."""
@@ -31,7 +31,13 @@ every other plan fails the screen, a vessel that stopped at each would never get
 
 
 class Reference(Protocol):
-    """Where to be, and how fast, at times of the episode."""
+    """Where to be, and how fast, at times of the episode.
+
+    Attributes:
+        factor: share of its own speed at which it is followed.
+    """
+
+    factor: float
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Positions and velocities over ground at the times (n,), each (n, 2)."""
@@ -60,7 +66,7 @@ class PlanReference:
     def __init__(
         self, frames: FloatArray, begin: float, joined: float = 0.0, factor: float = 1.0
     ) -> None:
-        self._begin, self._joined, self._factor = begin, joined, factor
+        self._begin, self._joined, self.factor = begin, joined, factor
         self._last = len(frames) - 1
         here, there = frames[:-1, :2], frames[1:, :2]
         out, into = frames[:-1, 2:4] * FRAME_SECONDS, frames[1:, 2:4] * FRAME_SECONDS
@@ -71,20 +77,20 @@ class PlanReference:
         self._end = frames[-1, :2].copy()
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
-        along = self._joined - self._begin + self._factor * (times - self._joined)
+        along = self._joined - self._begin + self.factor * (times - self._joined)
         place = np.maximum(along / FRAME_SECONDS, 0.0)
         segment = np.minimum(place.astype(np.int64), self._last - 1)
         s = np.minimum(place - segment, 1.0)[:, None]
         rows = self._coefficients[segment]
         a, b, c, d = rows[:, :2], rows[:, 2:4], rows[:, 4:6], rows[:, 6:]
         position = a + s * (b + s * (c + s * d))
-        velocity = (b + s * (2.0 * c + s * (3.0 * d))) * (self._factor / FRAME_SECONDS)
+        velocity = (b + s * (2.0 * c + s * (3.0 * d))) * (self.factor / FRAME_SECONDS)
         velocity[place >= self._last] = 0.0
         return position, velocity
 
 
 class StopReference:
-    """Brakes along the present velocity and stays where that ends.
+    """Brakes along the present velocity and stays where that ends; never damped.
 
     Args:
         position: (2,), metres.
@@ -94,6 +100,7 @@ class StopReference:
 
     def __init__(self, position: FloatArray, velocity: FloatArray, begin: float) -> None:
         self._position, self._velocity, self._begin = position, velocity, begin
+        self.factor = 1.0
         self._seconds = max(math.hypot(velocity[0], velocity[1]) / _BRAKING, 1e-6)
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -107,7 +114,9 @@ class PlanStop:
     """Brakes along a plan and stays where that ends.
 
     A vessel in a bend that braked straight ahead would leave the water that its plan was screened
-    for, towards what the plan goes round.
+    for, towards what the plan goes round. A plan followed at a share of its speed ends in the same
+    place: its stop is slower too, or a damped vessel would lose in one stop what it gains in many
+    calls.
 
     Args:
         plan: what was followed so far.
@@ -116,8 +125,9 @@ class PlanStop:
 
     def __init__(self, plan: PlanReference, begin: float) -> None:
         self._plan, self._begin = plan, begin
-        speed = float(np.linalg.norm(plan.at(np.array([begin]))[1]))
-        self._seconds = min(max(speed / _SLOWING, 1e-6), LONGEST_STOP)
+        self.factor = plan.factor
+        planned = float(np.linalg.norm(plan.at(np.array([begin]))[1])) / self.factor
+        self._seconds = min(max(planned / _SLOWING, 1e-6), LONGEST_STOP) / self.factor
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         gone = np.minimum(np.maximum(times - self._begin, 0.0), self._seconds)
