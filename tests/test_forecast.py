@@ -54,7 +54,7 @@ histories = st.sets(st.integers(0, 18), min_size=1, max_size=5).map(lambda s: tu
 # -- interpolation -----------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     nodes=st.lists(st.integers(-20, 20), min_size=1, max_size=5, unique=True),
     targets=st.lists(st.floats(-2.0, 2.0), min_size=1, max_size=4),
@@ -74,7 +74,7 @@ def test_weights_reproduce_every_polynomial_their_nodes_determine(
     np.testing.assert_allclose(weights.sum(axis=1), 1.0, atol=1e-13 * np.abs(weights).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     nodes=histories,
     order=st.sampled_from(ORDERS),
@@ -97,7 +97,7 @@ def test_a_forecast_is_exact_on_polynomials_of_its_order(
     np.testing.assert_allclose(found, expected, rtol=0.0, atol=rounding(weights, coefficients))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     nodes=histories,
     order=st.sampled_from(ORDERS),
@@ -207,7 +207,7 @@ def forecast_of_degree(
     return polynomial(np.linalg.solve(system, values[-len(used) :]), variable[[step]])[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     nodes=st.sets(st.integers(0, 15), min_size=2, max_size=4).map(lambda s: tuple(sorted(s))),
     order=st.sampled_from(ORDERS),

@@ -21,7 +21,7 @@ from muninn.layout import channels_last
     bias=st.booleans(),
     length=st.integers(16, 33),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_convolution_is_the_same_function(
     width: int, stride: int, dilation: int, groups: int, transposed: bool, bias: bool, length: int
 ) -> None:

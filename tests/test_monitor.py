@@ -241,7 +241,7 @@ fleets = st.lists(st.lists(st.booleans(), max_size=8), min_size=1, max_size=4)
 
 
 @given(fleets, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_merging_in_any_order_and_more_than_once_gives_the_same_state(
     outcomes: list[list[bool]], random: Any
 ) -> None:
@@ -286,9 +286,7 @@ def test_other_certificates_and_clashing_names_are_refused_as_a_whole() -> None:
 
 
 @given(st.lists(st.none() | st.floats(0.0, 3.0), max_size=25))
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_log_and_memory_agree(tmp_path: Path, excesses: list[float | None]) -> None:
     log = tmp_path / "log"
     log.unlink(missing_ok=True)

@@ -316,7 +316,7 @@ events = st.lists(
 
 
 @given(events)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_happens_every_call_is_answered(sequence: list[str]) -> None:
     own = watched(own=tiny(), rate=0.7, seed=2)
     own._excess = lambda held: 0.5  # type: ignore[assignment]

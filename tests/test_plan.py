@@ -44,7 +44,7 @@ def test_a_static_plan_walks_its_anchors_and_ends_at_the_last_step() -> None:
     assert Static((0, 3)).next(3, 10, 2, np.zeros(10), 1.0) == 9
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     step=st.integers(0, STEPS - 2),
     increments=st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=STEPS),
@@ -67,7 +67,7 @@ def test_an_adaptive_gate_evaluates_at_the_first_step_that_passes_its_threshold(
     assert due == min(expected, step + gate.longest, STEPS - 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     step=st.integers(0, STEPS - 2),
     used=st.integers(1, STEPS),
@@ -82,7 +82,7 @@ def test_the_next_step_lies_ahead_and_never_past_the_last(
     assert step < due <= STEPS - 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     step=st.integers(2, STEPS - 2),
     increments=st.lists(st.floats(0.0, 10.0), min_size=1, max_size=STEPS),
@@ -123,13 +123,13 @@ def test_the_last_allowed_evaluation_is_kept_for_the_last_step() -> None:
 # -- JSON --------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(plan=st.one_of(st.just(Everywhere()), anchor_sets.map(Static), gates))
 def test_plans_survive_json(plan: Any) -> None:
     assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     plans=st.lists(st.one_of(anchor_sets.map(Static), gates), min_size=1, max_size=5),
     order=st.integers(0, 3),

@@ -111,7 +111,7 @@ def test_only_the_rows_that_are_due_are_evaluated() -> None:
 # -- limits ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     threshold=st.sampled_from([0.0, 1e-4, 1e-2, 1.0, 1e6]),
     dense=st.integers(1, 6),

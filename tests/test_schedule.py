@@ -44,7 +44,7 @@ def test_custom_ends_of_linear_schedules_are_honoured() -> None:
     assert "0.05" in ours.name
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     training=st.sampled_from([10, 100, 128, 1000]),
     share=st.floats(0.0, 1.0),

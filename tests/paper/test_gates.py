@@ -21,7 +21,7 @@ EVERYTHING = torch.ones(3, dtype=torch.bool)
     st.floats(1e-4, 3.0),
     st.floats(1e-3, 2.0),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_budget_is_never_negative_and_is_what_was_spent(
     scores: list[list[float]], tolerance: float, level: float
 ) -> None:

@@ -35,7 +35,7 @@ def test_closed_forms() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_scores_agree_with_the_definitions_in_float64(seed: int) -> None:
     current, previous = features(seed)
     a, b = current.double(), previous.double()
@@ -51,7 +51,7 @@ def test_scores_agree_with_the_definitions_in_float64(seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10_000), exponent=st.integers(-6, 12))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_relative_scores_do_not_see_a_common_scale(seed: int, exponent: int) -> None:
     current, previous = features(seed)
     scale = 2.0**exponent
