@@ -1,7 +1,10 @@
 """Settings of all tests."""
 
-from hypothesis import settings
+import contextlib
 
-# How long a test takes says nothing about what it tests, least of all on a shared machine.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+with contextlib.suppress(ImportError):  # tests beside LeRobot's packages do without
+    from hypothesis import settings
+
+    # How long a test takes says nothing of what it tests, least of all on a shared machine.
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
