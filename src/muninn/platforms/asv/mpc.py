@@ -158,7 +158,7 @@ def _course(error: FloatArray, wanted: FloatArray, nominal: FloatArray) -> tuple
 
     The bow points along the velocity through the water that the reference asks for, corrected
     towards it; so the vessel crabs in a current, and turns into it when it holds. A slow correction
-    behind the vessel is made astern.
+    behind the vessel is made astern; for one that is slower still the heading is kept.
 
     Args:
         error: from here to the first waypoint, (2,), metres.
@@ -169,9 +169,9 @@ def _course(error: FloatArray, wanted: FloatArray, nominal: FloatArray) -> tuple
     pull *= min(1.0, 0.6 / max(math.hypot(pull[0], pull[1]), 1e-9))
     aim = wanted + pull
     speeds = np.sqrt(aim[:, 0] ** 2 + aim[:, 1] ** 2)
-    last = float(nominal[-1])
     if speeds[-1] < _STILL:
         return np.full(WAYPOINTS, nominal[0]), False
+    last = float(nominal[-1])
     aim[speeds < _STILL] = aim[-1]
     angles = np.unwrap(np.arctan2(aim[:, 1], aim[:, 0]))
     off = wrap(float(angles[-1]) - last)

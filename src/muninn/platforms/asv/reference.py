@@ -74,7 +74,6 @@ class PlanReference:
         square = 3.0 * (there - here) - 2.0 * out - into
         # One row per segment: position = a + b s + c s^2 + d s^3 with s in [0, 1].
         self._coefficients = np.concatenate([here, out, square, cubic], axis=1)
-        self._end = frames[-1, :2].copy()
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         along = self._joined - self._begin + self.factor * (times - self._joined)
