@@ -183,8 +183,14 @@ def test_a_disk_that_fills_leaves_the_old_certificate(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_really_full_device_is_reported(tmp_path: Path, issued: Certificate) -> None:
-    (tmp_path / "c.partial").symlink_to("/dev/full")
+def test_a_really_full_device_is_reported(
+    tmp_path: Path, issued: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_the_device(handle: int, mode: str) -> Any:
+        os.close(handle)
+        return open("/dev/full", mode)
+
+    monkeypatch.setattr(os, "fdopen", on_the_device)
     with pytest.raises(CertificateError, match="No space left on device"):
         issued.save(tmp_path / "c")
     assert os.listdir(tmp_path) == []

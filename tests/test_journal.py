@@ -141,7 +141,7 @@ def test_a_disk_that_fills_loses_nothing_and_says_what_to_do(
 
 
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="needs /dev/full")
-def test_a_really_full_device_is_reported(tmp_path: Path) -> None:
+def test_a_really_full_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "j"
     journal = filled(path)
     path.rename(tmp_path / "kept")
@@ -150,10 +150,15 @@ def test_a_really_full_device_is_reported(tmp_path: Path) -> None:
         journal.put("certify/5", [1])
     path.unlink()
     (tmp_path / "kept").rename(path)
-    (tmp_path / "j.partial").symlink_to(FULL_DISK)
-    with pytest.raises(CalibrationError, match="No space left on device"):
-        Journal(path, IDENTITY)
-    (tmp_path / "j.partial").unlink()
+
+    def on_the_device(handle: int, mode: str) -> Any:
+        os.close(handle)
+        return open(FULL_DISK, mode)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", on_the_device)
+        with pytest.raises(CalibrationError, match="No space left on device"):
+            Journal(path, IDENTITY)
     assert len(Journal(path, IDENTITY)) == 5
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,6 +17,7 @@ import torch
 
 from muninn.arithmetic import Arithmetic
 from muninn.errors import CertificateError, MuninnError
+from muninn.files import write_whole
 from muninn.plan import Family, Program
 from muninn.planner import Planner
 from muninn.schedule import FloatArray
@@ -187,21 +186,12 @@ class Certificate:
         document = {"certificate": data, "checksum": _checksum(data, arrays)}
         # One key: safetensors writes several in random order, and equal files should be equal.
         payload = safetensors.numpy.save(arrays, {_KEY: json.dumps(document, sort_keys=True)})
-        partial = path.with_name(path.name + ".partial")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                file.write(payload)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+            return write_whole(path, payload)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink()
             raise CertificateError(
                 f"{path}: cannot be written ({error.strerror}); free space or choose another path"
             ) from error
-        return path
 
     @classmethod
     def load(cls, path: str | Path) -> Certificate:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muninn.errors import CalibrationError
+from muninn.files import write_whole
 
 
 def code_digest() -> str:
@@ -113,13 +114,7 @@ class Journal:
     def _rewrite(self, lines: list[str]) -> None:
         """Drop a truncated tail, atomically."""
         assert self._path is not None
-        partial = self._path.with_suffix(self._path.suffix + ".partial")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("w") as file:
-                file.write("".join(line + "\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, self._path)
+            write_whole(self._path, "".join(line + "\n" for line in lines))
         except OSError as error:
             raise self._unwritable(error) from error

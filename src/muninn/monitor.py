@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from typing import Any
 from muninn.audit import Audit, certificate_digest, read_audits, watchable
 from muninn.certificate import Certificate
 from muninn.errors import CertificateError, InputError
+from muninn.files import write_whole
 from muninn.runtime import log_once
 from muninn.sequential import Drift, RiskEvidence, require_level
 from muninn.telemetry import JsonLines, Sample
@@ -188,7 +188,11 @@ class Monitor:
         while self._unwritten and self._log.append(self._unwritten[0].to_json(), sync=sync):
             self._unwritten.pop(0)
         if not self._saved:
-            self._saved = _write_whole(self.evidence_path, self.report())
+            try:
+                write_whole(self.evidence_path, json.dumps(self.report(), indent=1))
+                self._saved = True
+            except OSError:
+                return False
         return self._saved and not self._unwritten
 
     @property
@@ -211,17 +215,3 @@ class Monitor:
             "drift_warning": ("gauge", float(self.warning is not None), "1 after a warning."),
         }
         return [Sample(name, *value, labels) for name, value in values.items()]
-
-
-def _write_whole(path: Path, content: dict[str, Any]) -> bool:
-    """Write a JSON file that is there whole or not at all; whether it could be written."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with partial.open("w") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        return False
-    return True

@@ -22,6 +22,7 @@ import torch
 from muninn.context import Context, batch_size, select
 from muninn.errors import InputError
 from muninn.escalation import Needs, Source
+from muninn.files import write_whole
 from muninn.programs import Job, Programs
 
 Clock = Callable[[], float]
@@ -116,7 +117,7 @@ class Times:
 
     def save(self, path: str | Path) -> None:
         """Write the table as JSON."""
-        Path(path).write_text(json.dumps(asdict(self), indent=1) + "\n")
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Times:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from muninn.errors import InputError
+from muninn.files import write_whole
 
 Arrays = dict[str, npt.NDArray[Any]]
 _KEY = "muninn_paper"
@@ -35,18 +34,12 @@ def write(path: str | Path, kind: str, fields: dict[str, Any], arrays: Arrays) -
     # One key: safetensors writes several in random order, and equal content should be equal files.
     header = {_KEY: json.dumps({"kind": kind, **fields}, sort_keys=True)}
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    partial = path.with_name(path.name + ".partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(safetensors.numpy.save(whole, header))
-        os.replace(partial, path)
+        return write_whole(path, safetensors.numpy.save(whole, header))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise InputError(
             f"{path}: cannot be written ({error.strerror}); free space or choose another path"
         ) from error
-    return path
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], Arrays]:

@@ -8,12 +8,14 @@ position are zero there.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muninn.errors import InputError
+from muninn.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,8 @@ def save_runs(path: Path, runs: Runs) -> None:
     largest = np.maximum(np.abs(runs.frames).max(axis=0).astype(np.float64), 1e-12)
     codes = np.round(runs.frames / largest * 32767.0).astype(np.int16)
     codes[1:] = np.diff(codes, axis=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial.npz")
-    np.savez_compressed(
-        partial,
+    store = partial(
+        np.savez_compressed,
         differences=np.ascontiguousarray(codes.T),
         largest=largest,
         offsets=runs.offsets,
@@ -55,7 +55,7 @@ def save_runs(path: Path, runs: Runs) -> None:
         position_channels=runs.position_channels,
         state_channels=runs.state_channels,
     )
-    partial.replace(path)
+    write_whole(path, store)
 
 
 def load_runs(path: Path) -> Runs:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.planners.transformer import TrajectoryTransformer, TransformerConfig
 from muninn.planners.unet import TemporalUnet, UnetConfig
 from muninn.sampler import Kind
@@ -105,7 +106,7 @@ def save_teacher(path: Path | str, teacher: Teacher) -> None:
         name: value.detach().to("cpu", torch.float16).contiguous()
         for name, value in teacher.network.state_dict().items()
     }
-    save_file(weights, path, metadata={"muninn": json.dumps(description)})
+    write_whole(path, save(weights, metadata={"muninn": json.dumps(description)}))
 
 
 def load_teacher(path: Path | str) -> Teacher:

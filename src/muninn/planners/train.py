@@ -13,13 +13,13 @@ from __future__ import annotations
 import argparse
 import copy
 import csv
+import io
 import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from muninn.bench import maze_data
 from muninn.bench.maze_planner import inpaint_ends
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.planners.runs import Runs, load_runs
 from muninn.planners.teacher import Network, NetworkConfig, Teacher, build_network, save_teacher
 from muninn.planners.transformer import TransformerConfig
@@ -211,12 +212,10 @@ def train(config: TrainingConfig) -> Path:
             average, low, high, config.horizon, schedule, runs.frame_seconds, network.predicts, clip
         )
         path = config.out / "teacher.safetensors"
-        with TemporaryDirectory(dir=config.out) as folder:
-            _write_curve(Path(folder) / "training.csv", rows)
-            torch.save(state, Path(folder) / "checkpoint.pt")
-            save_teacher(Path(folder) / path.name, teacher)
-            for made in Path(folder).iterdir():
-                made.replace(config.out / made.name)
+        save_teacher(path, teacher)
+        write_whole(config.out / "training.csv", _curve(rows))
+        # Last: a disk that fills up before leaves the checkpoint to go on from.
+        write_whole(config.out / "checkpoint.pt", lambda file: torch.save(state, file))
         return path
 
     while True:
@@ -285,11 +284,13 @@ def _learning_rate(config: TrainingConfig, step: int, spent: float) -> float:
     return config.learning_rate * warmup * 0.5 * (1.0 + math.cos(math.pi * min(1.0, spent)))
 
 
-def _write_curve(path: Path, rows: list[dict[str, float]]) -> None:
-    with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, _COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+def _curve(rows: list[dict[str, float]]) -> str:
+    """Return the loss curve as CSV."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, _COLUMNS)
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

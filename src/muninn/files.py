@@ -1,0 +1,68 @@
+"""Files that are there whole or not at all: the one way in which Muninn replaces a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+Content = bytes | str | Callable[[BinaryIO], object]
+"""What a file will hold: bytes, text (UTF-8, line ends as they are), or a function that writes it.
+
+The function gets a file that is open for writing and can seek, as ``numpy.savez`` and
+``torch.save`` need it.
+"""
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+
+def write_whole(path: str | Path, content: Content) -> Path:
+    """Write a file so that every reader sees the old content or the new one, never a part.
+
+    The content goes into a temporary file beside ``path``, then to the disk, and takes the place
+    of ``path`` in one step. The temporary file has a name of its own, so that several threads or
+    processes may write one path at once: each save succeeds, and the last one stays. A power cut
+    leaves the old content or the new one.
+
+    A new file gets the permissions that the umask allows; a file that is replaced hands on its
+    own. Missing folders are made.
+
+    Raises:
+        OSError: the file cannot be written.
+        BaseException: whatever ``content`` raised, or an interruption. The old file is then
+            untouched, and the temporary one is removed.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Short, whatever the length of the name it stands for; hidden, and no ending that a glob wants.
+    partial = path.with_name(f".muninn-{secrets.token_hex(16)}.partial")
+    try:
+        with os.fdopen(os.open(partial, _NEW, 0o666), "wb") as file:
+            _take_permissions(partial, path)  # while it is empty: the content may be private
+            if callable(content):
+                content(file)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+    return path
+
+
+def _take_permissions(new: Path, old: Path) -> None:
+    """Give a new file the permission bits of the file that it will replace, if there is one."""
+    try:
+        wanted = stat.S_IMODE(old.stat().st_mode)
+    except OSError:
+        return
+    # Some file systems have the same bits for all files, and refuse to be asked.
+    if wanted != stat.S_IMODE(new.stat().st_mode):
+        new.chmod(wanted)
