@@ -16,6 +16,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,7 @@ from muninn.bench.maze_controller import (
     tracking_action,
 )
 from muninn.bench.maze_world import MazeWorld
+from muninn.files import write_whole
 from muninn.planners.runs import Runs
 
 FRAME_STRIDE = 3
@@ -92,11 +94,9 @@ def save_runs(path: Path, runs: list[NDArray[np.float64]]) -> None:
     scaled = np.clip(np.concatenate(runs) / _STORED_RANGE, -1.0, 1.0) * 32767.0
     codes = np.round(scaled).astype(np.int16)
     codes[1:] = np.diff(codes, axis=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial.npz")
     # Channels first compresses better: equal channels lie next to each other.
-    np.savez_compressed(partial, codes=np.ascontiguousarray(codes.T), offsets=offsets)
-    partial.replace(path)
+    channels = np.ascontiguousarray(codes.T)
+    write_whole(path, partial(np.savez_compressed, codes=channels, offsets=offsets))
 
 
 def load_runs(path: Path) -> MazeRuns:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.schedule import FloatArray
 
 CALIBRATE, TEST = "calibrate", "test"
@@ -87,7 +88,6 @@ _ARRAYS = (
 
 def save_cell(folder: Path, cell: Cell) -> Path:
     """Write a cell; half a file is never left behind."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / cell.key.filename()
     arrays = {name: np.ascontiguousarray(getattr(cell, name)) for name in _ARRAYS}
     described = {
@@ -97,10 +97,7 @@ def save_cell(folder: Path, cell: Cell) -> Path:
         "settings": cell.key.settings,
         "device": cell.device,
     }
-    partial = path.with_suffix(".partial")
-    save_file(arrays, partial, metadata={"cell": json.dumps(described)})
-    partial.replace(path)
-    return path
+    return write_whole(path, save(arrays, metadata={"cell": json.dumps(described)}))
 
 
 def load_cell(path: Path) -> Cell:

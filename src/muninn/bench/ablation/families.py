@@ -16,6 +16,7 @@ from muninn.bench.multistep import MultistepPlanner
 from muninn.bench.protocol import fixed_cost, plain
 from muninn.bench.taylor import TaylorPlanner
 from muninn.context import Context
+from muninn.files import write_whole
 from muninn.forecast import ORDERS, Forecast
 from muninn.journal import Journal
 from muninn.plan import Family, Program, Static
@@ -66,7 +67,7 @@ class Tuner:
         if name not in stored:
             family = self._static(tolerance) if kind == "static" else self._adaptive(tolerance)
             stored[name] = family.to_json()
-            self._path.write_text(json.dumps(stored, indent=1) + "\n")
+            write_whole(self._path, json.dumps(stored, indent=1) + "\n")
         return Family.from_json(stored[name])
 
     def variant(self, forecast: Forecast, tolerance: float) -> list[Static]:
@@ -80,7 +81,7 @@ class Tuner:
                 plan = self.search(tolerance).program(candidate, count).plan.to_json()
                 plans.setdefault(len(plan["anchors"]), plan["anchors"])
             stored[name] = list(plans.values())
-            self._variants.write_text(json.dumps(stored) + "\n")
+            write_whole(self._variants, json.dumps(stored) + "\n")
         return [Static(tuple(anchors)) for anchors in stored[name]]
 
     def search(self, tolerance: float) -> StaticSearch:

@@ -14,6 +14,7 @@ import torch
 
 from muninn.bench.ablation.cells import TEST
 from muninn.bench.ablation.workbench import Member, Workbench
+from muninn.files import write_whole
 from muninn.paper.score import SCORES
 from muninn.paper.split import DEPTHS, split_of
 
@@ -68,7 +69,7 @@ def time_members(workbench: Workbench, members: list[Member]) -> None:
         "full_seconds": full,
         "rows": [row for row in rows if row["method"] != "full"],
     }
-    path.write_text(json.dumps(document) + "\n")
+    write_whole(path, json.dumps(document) + "\n")
 
 
 def time_parts(workbench: Workbench) -> None:
@@ -112,7 +113,7 @@ def time_parts(workbench: Workbench) -> None:
             "full_ms": document["full_ms"],
             "stem_ms": document["stem_ms"],
         }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def _bookkeep(feature: torch.Tensor) -> torch.Tensor:

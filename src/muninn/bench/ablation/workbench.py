@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from muninn.bench.ablation.cells import CALIBRATE, TEST, Cell, Key, load_cell, save_cell
@@ -21,6 +21,7 @@ from muninn.bench.maze import BALL_RADIUS, MazeProblem, sample_problems
 from muninn.bench.maze_planner import STATE_CHANNELS, maze_contexts, maze_planner
 from muninn.context import Context
 from muninn.denoiser import fingerprint
+from muninn.files import write_whole
 from muninn.metrics import measure, rms_step
 from muninn.paired import PairedCalls, call_seed
 from muninn.planner import Noise, Planner
@@ -130,7 +131,7 @@ class Workbench:
             paired.full(chosen)
             advance(len(chosen))
         plans = paired.full(list(range(paired.count)))
-        save_file({"plans": plans.cpu().contiguous()}, path)
+        write_whole(path, save({"plans": plans.cpu().contiguous()}))
         return paired
 
     def _batches(self, count: int) -> list[list[int]]:
@@ -181,7 +182,8 @@ class Workbench:
             return
         plans = self.planned(TEST).full(list(range(self.sizes.test)))
         world = self.teacher.unnormalise(plans)[..., :2]
-        np.save(self.folder / "clearance.npy", clearance(world).cpu().numpy())
+        distances = clearance(world).cpu().numpy()
+        write_whole(self.folder / "clearance.npy", lambda file: np.save(file, distances))
 
 
 def _mean(parts: Sequence[npt.NDArray[Any]]) -> FloatArray:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from muninn.bench.baselines import few_steps
@@ -28,6 +28,7 @@ from muninn.cached import CachedPlanner, cache
 from muninn.certificate import Certificate
 from muninn.certify import calibrate
 from muninn.errors import CertificateError
+from muninn.files import write_whole
 from muninn.metrics import Metric
 from muninn.paired import call_seed
 from muninn.platforms.platform import Platform
@@ -89,9 +90,7 @@ def _scout_group(build: Callable[[], Platform], job: tuple[range, Path]) -> int:
     steps = max(2, round(len(platform.planner.sampler) / 10))
     run = plain(few_steps(platform.planner, steps))
     contexts = torch.cat(_scouted(platform, [SCOUTS + seed for seed in group], run))
-    partial_file = file.with_suffix(".partial")
-    save_file({"contexts": contexts}, partial_file)
-    partial_file.replace(file)
+    write_whole(file, save({"contexts": contexts}))
     return len(group)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.times import machine
 
 NEAREST = 20
@@ -144,10 +145,9 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Write the file."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps({"machine": self.machine})]
         lines += [json.dumps(asdict(job)) for job in self.jobs]
-        path.write_text("\n".join(lines) + "\n")
+        write_whole(path, "\n".join(lines) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Trace:

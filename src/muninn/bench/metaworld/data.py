@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from muninn.bench.metaworld.world import (
     expert_action,
 )
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.progress import bars
 
 LARGEST_NOISE = 0.3
@@ -102,15 +104,13 @@ def demonstrate(world: PickPlace, index: int) -> tuple[FloatArray, FloatArray]:
 def save_demonstrations(path: Path, episodes: Sequence[tuple[FloatArray, FloatArray]]) -> None:
     """Write episodes; the file appears whole or not at all."""
     lengths = [len(actions) for _, actions in episodes]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial.npz")
-    np.savez_compressed(
-        partial,
+    store = partial(
+        np.savez_compressed,
         observations=np.concatenate([seen for seen, _ in episodes]).astype(np.float32),
         actions=np.concatenate([done for _, done in episodes]).astype(np.float32),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
     )
-    partial.replace(path)
+    write_whole(path, store)
 
 
 def load_demonstrations(path: Path) -> Demonstrations:

@@ -22,6 +22,7 @@ from muninn.bench.metaworld.world import CALIBRATE
 from muninn.certificate import Certificate
 from muninn.certify import calibrate
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.progress import bars
 
 
@@ -133,8 +134,7 @@ def calibration_contexts(
             advance=task("contexts: full drives", count),
         )
     contexts = random_contexts(episodes, seed + 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    safetensors.torch.save_file({"contexts": contexts}, path)
+    write_whole(path, safetensors.torch.save({"contexts": contexts}))
     return contexts
 
 

@@ -26,6 +26,7 @@ from muninn.bench.metaworld.flow import flow_loss
 from muninn.bench.metaworld.policy import make_policy, make_processors, save_policy
 from muninn.bench.metaworld.windows import Windows
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.progress import bars
 
 Loss = Callable[[Any, dict[str, Tensor]], Tensor]
@@ -203,9 +204,7 @@ class Trainer:
             "rows": self.rows,
             "kind": self.settings.kind,
         }
-        partial = self._checkpoint.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self._checkpoint)
+        write_whole(self._checkpoint, lambda file: torch.save(state, file))
 
     def _resume(self) -> None:
         saved = torch.load(self._checkpoint, map_location=self.device, weights_only=True)
