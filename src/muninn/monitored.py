@@ -63,7 +63,8 @@ class Monitored:
         monitor: of the same certificate.
         rate: share of episodes that are audited.
         executor: where audits run, say ``ThreadPoolExecutor(1)``; without one they wait for
-            :meth:`audit`, to be called when the robot has time.
+            :meth:`audit`, to be called when the robot has time. With several threads too, audits
+            are counted in the order of the calls (:class:`muninn.shadow.Shadow` says why).
         reference: planner whose full compute is the truth, if the certificate has one.
         metric, tolerance: those of the certificate where they are functions of the user's.
         telemetry: gets every call's record.

@@ -41,6 +41,11 @@ class Job:
     run: Callable[[], float | None]
     future: Future[float | None] | None = None
 
+    @property
+    def finished(self) -> bool:
+        """Whether its result is there."""
+        return self.future is not None and self.future.done() and _failed(self.future) is None
+
 
 def excess_of(
     calls: Sequence[HeldCall],
@@ -84,6 +89,14 @@ class Shadow:
     With an executor each audit is handed to it (a thread; a process cannot share the network).
     Without one, audits wait for :meth:`run_here`. Results are taken on the caller's thread.
 
+    Results leave in the order of the calls, whichever worker is done first; a result waits until
+    all earlier ones are in. The monitor's test is sequential: it bounds the probability that the
+    evidence *ever* reaches the alarm, provided that nothing about an audit's outcome decides when
+    it is counted. Were results taken as they come, audits that violate and happen to finish first
+    would be counted before the kept promises of earlier calls, and raise an alarm on a selection.
+    For the same reason an audit that raises is tried again and never skipped; until it succeeds
+    the monitor is blind, and full compute runs.
+
     Args:
         executor: say ``ThreadPoolExecutor(1)``; on a GPU audits run on a stream of their own.
         device: where the planner runs.
@@ -108,8 +121,8 @@ class Shadow:
             return f"no audits: the audit worker died ({self._dead}); give it a new executor"
         if len(self._jobs) >= BACKLOG:
             return (
-                f"no audits: {len(self._jobs)} wait; run audit() between calls, give an executor, "
-                "or lower the rate"
+                f"no audits: {len(self._jobs)} wait; run audit() between calls, give another "
+                "executor, or lower the rate"
             )
         return None
 
@@ -158,48 +171,56 @@ class Shadow:
                 self._hand_over(job)
 
     def collect(self) -> list[tuple[str, float | None]]:
-        """Results that are ready, as (call, excess), in any order; waits for nothing."""
+        """Results that are ready, as (call, excess), in the order of the calls.
+
+        Waits for nothing: what is ready behind an audit that is not stays for a later time.
+        """
+        failed = [_failed(job.future) for job in self._jobs if job.future is not None]
+        failures = [error for error in failed if error is not None]
+        if failures:
+            self._lose(failures[0])
         ready: list[tuple[str, float | None]] = []
-        waiting: deque[Job] = deque()
-        failure: BaseException | None = None
-        for job in self._jobs:
-            if job.future is None or not job.future.done():
-                waiting.append(job)
-            elif (error := _failed(job.future)) is not None:
-                failure, job.future = error, None
-                waiting.append(job)
-            else:
-                ready.append((job.call, job.future.result()))
-        self._jobs = waiting
-        if failure is not None:
-            self._lose(failure)
+        while self._jobs and self._jobs[0].finished:
+            job = self._jobs.popleft()
+            assert job.future is not None
+            ready.append((job.call, job.future.result()))
         return ready
 
-    def run_here(self) -> list[tuple[str, float | None]]:
+    def run_here(self, *, all_of_them: bool = False) -> list[tuple[str, float | None]]:
         """Run what waits on this thread; results as from :meth:`collect`.
 
         An audit that raises stays in the queue and the monitor is blind; nothing escapes.
+
+        Args:
+            all_of_them: run audits that are under way in a worker, too.
         """
         ready = self.collect()
-        for job in list(self._jobs):
-            if job.future is not None and not job.future.cancel():
+        for job in self._jobs:
+            if job.finished:
+                continue
+            if job.future is not None and not job.future.cancel() and not all_of_them:
                 continue  # under way in the worker
             job.future = None
             try:
-                ready.append((job.call, job.run()))
+                excess = job.run()
             except Exception as error:
                 self._lose(error)
-                return ready
-            self._jobs.remove(job)
+                break  # what is behind it could not leave
+            job.future = Future()
+            job.future.set_result(excess)
+        ready += self.collect()
         if not self._jobs:
             self._dead = None
         return ready
 
     def finish(self, patience: float = 60.0) -> list[tuple[str, float | None]]:
         """Results of every audit that can be finished: the worker's, within some seconds, and
-        then those that wait, on this thread."""
+        then those that wait, on this thread.
+
+        A worker that hangs would hold back all results after its own: its audit runs here, too.
+        """
         wait([job.future for job in self._jobs if job.future is not None], timeout=patience)
-        return self.run_here()
+        return self.run_here(all_of_them=True)
 
 
 def _failed(future: Future[float | None]) -> BaseException | None:
