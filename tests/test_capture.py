@@ -345,5 +345,5 @@ def test_autocast_may_be_left_between_calls(kind: str) -> None:
             expected, _ = Runtime(planner, program)(noise=noise)
             found, record = runtime(noise=noise)
         assert record.fallbacks == 0
-        torch.testing.assert_close(found, expected, atol=0.1, rtol=0.0)
+        torch.testing.assert_close(found, expected, atol=1e-3, rtol=0.0)  # a few halves of 0.1
         others += [torch.full((256, 8), 1e4, device=here, dtype=torch.half) for _ in range(64)]

@@ -22,6 +22,7 @@ from graph_cases import stand_in_for_cuda
 from muninn.engines import runtime_for
 from muninn.forecast import Forecast
 from muninn.layout import channels_last
+from muninn.metrics import rms_step
 from muninn.plan import Adaptive, Everywhere, Family, Program, Static
 from muninn.planner import Planner
 from muninn.record import Record
@@ -31,15 +32,32 @@ from runtime_cases import ANCHORS, SHAPE, contexts, gate, pin_start, programs, s
 CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-BOUNDS = {"float32": (2e-3, 1e-4), "float16": (2e-2, 1e-3), "bfloat16 autocast": (1e-1, 1e-2)}
-"""Largest difference of trajectories of size one, and of charges and estimates."""
+BOUNDS = {
+    "float32": ((2e-5, 1e-6), (2e-5, 1e-6), (1e-4, 4e-6), (1e-3, 2e-5)),
+    "float16": ((5e-4, 1e-5), (5e-4, 1e-5), (5e-4, 1e-5), (5e-3, 1e-4)),
+    "bfloat16 autocast": ((4e-3, 1e-4), (4e-3, 1e-4), (4e-3, 1e-4), (2e-2, 1e-3)),
+}
+"""Largest difference of trajectories of size one, and of charges and estimates, by order.
 
-HALF_SHARE = 0.75
+A round serves other numbers of rows than the reference does, so a sum rounds differently, and in
+half precision a prediction of the network may be another half: 2 ** -11 or 2 ** -8. Cubic forecasts
+over five steps magnify that; alone and in a batch, the reference differs from itself as much.
+Largest seen, on a CPU and an H200: 3.0e-6, 1.4e-5 (order 2) and 5.5e-4 (order 3) in float32, and
+1.2e-4, 1.2e-4 and 5.9e-3 at most in half precision.
+"""
+
+SHARE_OF_TOLERANCE = 0.02
+"""Largest difference of engines in float32, in parts of the tolerance that a program could have.
+
+A certificate promises a tolerance to nine calls of ten; no smaller one than the deviation from full
+compute that nine rows of ten of this program keep. Largest seen on a CPU: 0.003.
+"""
+
+HALF_SHARE = 0.85
 """Rows of an adaptive plan in half precision that must agree.
 
-A round serves other numbers of rows than the reference does, so a product may round to another
-half. Cubic forecasts magnify that a hundredfold, and a decision that is close to its threshold
-falls the other way: the row is another one from there on. Measured without graphs: none did.
+A decision that is close to its threshold may fall the other way, and the row is another one from
+there on. Seen on a CPU and an H200: none did.
 """
 
 
@@ -64,10 +82,15 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
 
 
 def agreeing(
-    found: Tensor, record: Record, expected: Tensor, reference: Record, precision: str
+    found: Tensor,
+    record: Record,
+    expected: Tensor,
+    reference: Record,
+    precision: str = "float32",
+    order: int = 1,
 ) -> list[bool]:
     """Whether each row took the same decisions, and has the same numbers within the bounds."""
-    state, charge = BOUNDS[precision]
+    state, charge = BOUNDS[precision][order]
     assert record.charged is not None
     assert reference.charged is not None
     same = (record.evaluated == reference.evaluated).all(axis=1)
@@ -101,9 +124,13 @@ def test_every_field_of_the_record(
         for rows in (1, 17):
             noise, context = planner.draw_noise(seeds=range(rows)), contexts(rows).to(device)
             with autocast(precision, device):
-                agreed += agreeing(
-                    *graph(context, noise=noise), *eager(context, noise=noise), precision
-                )
+                found, record = graph(context, noise=noise)
+                expected, reference = eager(context, noise=noise)
+                full = planner.sample(context, noise=noise)
+            agreed += agreeing(found, record, expected, reference, precision, order)
+        if precision == "float32":
+            tolerance = float(rms_step(full, expected).quantile(0.9))
+            assert float(rms_step(expected, found).max()) <= SHARE_OF_TOLERANCE * tolerance
         exact = plan.fixed or precision == "float32"
         assert sum(agreed) >= (1.0 if exact else HALF_SHARE) * len(agreed), agreed
 
@@ -130,12 +157,12 @@ def test_bound_and_rank(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) 
     expected, reference = muninn.cache(eager, certificate)(context, noise=noise)
     found, record = muninn.cache(graph, promised)(context, noise=noise)
     assert (reference.estimate > 0.0).all()
-    assert all(agreeing(found, record, expected, reference, "float32"))
+    assert all(agreeing(found, record, expected, reference))
     assert record.bound is not None
     assert record.rank is not None
     assert np.array_equal(record.bound, certificate.bound(record.estimate))
     assert np.array_equal(record.rank, certificate.rank(record.estimate))
-    assert record.bound == pytest.approx(reference.bound, abs=1e-3)
+    assert record.bound == pytest.approx(reference.bound, abs=1e-6)
     assert record.rank == pytest.approx(reference.rank, abs=1e-2)
 
 
@@ -163,4 +190,4 @@ def test_channels_last_in_compiled_graphs(kind: str, monkeypatch: pytest.MonkeyP
     for seed in (0, 1):
         noise = plain.draw_noise(seeds=[seed])
         expected, reference = Runtime(plain, program)(noise=noise)
-        assert all(agreeing(*runtime(noise=noise), expected, reference, "float32"))
+        assert all(agreeing(*runtime(noise=noise), expected, reference))

@@ -304,7 +304,8 @@ def follows_its_network(device: torch.device, kind: str, move: Callable[[Any], N
             found, record = runtime(noise=own)
             assert record.fallbacks == 0
             expected, _ = Runtime(planner, program)(noise=own)
-            torch.testing.assert_close(found, expected, atol=0.02, rtol=0.0)
+            rounding = 1e-3 if move is to_half else 1e-5  # trajectories of size 0.2
+            torch.testing.assert_close(found, expected, atol=rounding, rtol=0.0)
             changed = float((found - first).abs().max())
             assert changed > 0.05 or move in (there_and_back, to_half)
         del others
