@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import loop_cases
+from muninn.bench.alternatives import Alternative
 from muninn.bench.closed_loop.methods import ClosedLoopPrograms
 from muninn.bench.closed_loop.traces import Timed, Trace
 from muninn.context import Context
@@ -113,7 +114,9 @@ def platform() -> PointPlatform:
 
 def programs(robot: PointPlatform | None = None) -> ClosedLoopPrograms:
     """Its certified planner."""
-    return ClosedLoopPrograms(robot or PointPlatform(), loop_cases.fast())
+    robot = robot or PointPlatform()
+    fewer = Alternative.untuned("fewsteps", robot.planner, 4)
+    return ClosedLoopPrograms(robot, loop_cases.fast(), fewer)
 
 
 def trace(full: float = 0.9, cached: float = 0.1, resampled: float = 0.2) -> Trace:

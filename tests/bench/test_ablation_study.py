@@ -54,7 +54,7 @@ def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
     study = Study.load(folder / "cells")
     methods = set(study.methods())
     assert {"full", "static-0.02", "static-0.05", "adaptive-0.05", "probegate-0.05"} <= methods
-    assert {"fewsteps", "fixedskip", "taylor1", "probethresh", "teacache", "paper"} <= methods
+    assert {"fewsteps", "fixedskip", "taylor", "probethresh", "teacache", "paper"} <= methods
     assert len([name for name in methods if name.startswith("variant-")]) == 24
     for method in ("static-0.05", "fewsteps", "teacache"):
         orders = [cell.key.order for cell in study.family(method, TEST)]

@@ -1,4 +1,4 @@
-"""The baselines against identities and diffusers' own solver."""
+"""Fewer steps and reuse at a stride, against identities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from analytic import mixture_planner
 from muninn.anchors import spread_steps
 from muninn.bench.baselines import few_steps, fixed_skip
-from muninn.bench.multistep import MultistepPlanner
 from muninn.errors import InputError
 from muninn.forecast import Forecast
 from muninn.plan import Program, Static
@@ -57,23 +56,3 @@ def test_a_stochastic_sampler_has_no_few_step_twin() -> None:
     planner = mixture_planner(ddpm(Schedule.cosine(20), kind="sample"), SHAPE)
     with pytest.raises(InputError, match="deterministic sampler"):
         few_steps(planner, 5)
-
-
-@pytest.mark.parametrize("kind", ["epsilon", "sample", "v"])
-def test_the_multistep_solver_beats_few_steps_on_the_exact_flow(kind: str) -> None:
-    pytest.importorskip("diffusers")
-    schedule = Schedule.cosine(100)
-    planner = mixture_planner(ddim(schedule, kind=kind), SHAPE)  # type: ignore[arg-type]
-    noise = planner.draw_noise(seeds=range(8))
-    full = planner.sample(noise=noise)
-    solver = MultistepPlanner(planner, schedule.alpha_bar, 20).sample(None, noise=noise)
-    assert solver.shape == full.shape
-    assert (solver - full).abs().median() < (
-        few_steps(planner, 8).sample(noise=noise) - full
-    ).abs().median()
-
-
-def test_flow_matching_is_refused_by_the_diffusion_solver() -> None:
-    planner = mixture_planner(euler(10), SHAPE)
-    with pytest.raises(InputError, match="diffusion model"):
-        MultistepPlanner(planner, Schedule.cosine(10).alpha_bar, 4)

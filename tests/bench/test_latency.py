@@ -164,6 +164,31 @@ def test_a_method_in_a_graph_gives_the_plans_of_the_eager_one(captures: list[Rep
     assert captures
 
 
+@pytest.mark.slow
+def test_a_compiled_method_gives_the_plans_of_the_eager_one() -> None:
+    """Alternatives too: they run on every engine, and in the layout, that the static plan has."""
+    programs = Programs(tiny(), 5)
+    methods = {m.name: m for m in methods_for(programs, graphed=False, compiled=True)}
+    for way in ("full", "few", "dpm", "static"):
+        expected, _ = methods[f"{way}-eager"].make()(*programs.subject.call(0))
+        for engine in ("compiled", "last"):
+            found, record = methods[f"{way}-{engine}"].make()(*programs.subject.call(0))
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
+            assert record.evaluations.tolist() == [16 if way == "full" else 5]
+
+
+def test_alternatives_have_every_engine_of_the_static_plan(captures: list[Replayed]) -> None:
+    for graphed in (False, True):
+        methods = methods_for(Programs(tiny(), 5), graphed=graphed, compiled=True)
+        engines: dict[str, set[str]] = {}
+        for method in methods:
+            way, _, engine = method.name.partition("-")
+            engines.setdefault(way, set()).add(engine)
+        offered = engines["static"] - ({"eager"} if graphed else set())  # a graph covers it
+        assert engines["few"] == engines["dpm"] == offered
+        assert {"last"} < offered
+
+
 def test_full_and_static_plans_are_one_graph_each(captures: list[Replayed]) -> None:
     methods = {m.name: m for m in methods_for(Programs(tiny(), 5), graphed=True, compiled=False)}
     for place, name in enumerate((FULL_GRAPH, STATIC_GRAPH)):

@@ -236,7 +236,8 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
 
 def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("maze2d-fp32", "transformer-fp32"):
-        monkeypatch.setitem(BUILDERS, name, lambda device, calls, name=name: tiny(name))
+        subject = replace(tiny(name), trained=True)  # else there is nothing to draw
+        monkeypatch.setitem(BUILDERS, name, lambda device, calls, subject=subject: subject)
     monkeypatch.setattr(study, "sizes", lambda device, quick: TINY)
     arguments = (tmp_path, "cpu", True, True, "muninn bench latency", False)
     found = study.run_latency(*arguments)

@@ -12,6 +12,7 @@ import pytest
 
 import muninn
 from analytic import mixture_planner
+from muninn.bench.alternatives import Alternative, AlternativeSearch
 from muninn.bench.protocol import Outcomes, compare, summarise
 from muninn.bench.report import render, write_report
 from muninn.cached import CachedPlanner
@@ -41,18 +42,30 @@ def fast() -> CachedPlanner:
     return muninn.cache(planner, certificate)
 
 
+def tuned(count: int) -> dict[str, Alternative]:
+    planner = mixture_planner(ddim(Schedule.cosine(STEPS), kind="sample"), (8, 2))
+    calls = PairedCalls(planner, None, 16, rms_step, seed=8)
+    return AlternativeSearch(calls, TOLERANCE, 0.1).best(count, ["fewsteps", "taylor"])
+
+
 @pytest.fixture(scope="module")
 def outcomes(fast: CachedPlanner) -> list[Outcomes]:
     paired = PairedCalls(fast.planner, None, CALLS, rms_step, seed=7)
     return compare(
-        fast, paired, timed=4, task=no_task, success=lambda call, plan: call % 3 != 0, batch=16
+        fast,
+        paired,
+        timed=4,
+        task=no_task,
+        alternatives=tuned,
+        success=lambda call, plan: call % 3 != 0,
+        batch=16,
     )
 
 
 def test_methods_share_calls_and_the_baselines_get_no_fewer_evaluations(
     outcomes: list[Outcomes],
 ) -> None:
-    assert [outcome.name for outcome in outcomes] == ["full", "muninn", "fewsteps", "fixedskip"]
+    assert [outcome.name for outcome in outcomes] == ["full", "muninn", "fewsteps", "taylor"]
     full, own, *others = outcomes
     assert full.evaluations.tolist() == [STEPS] * CALLS and not full.deviation.any()
     for other in others:
@@ -79,6 +92,11 @@ def test_the_result_has_the_promised_schema(fast: CachedPlanner, outcomes: list[
     assert low <= own["violation_rate"] <= high
     assert own["task_success"] == pytest.approx(20 / 30)
     assert result["success_p_value"] == 1.0  # the same calls succeed
+    assert by_name["full"]["tuned"] is None and by_name["muninn"]["tuned"] is None
+    for name in ("fewsteps", "taylor"):
+        how = by_name[name]["tuned"]
+        assert how["calls"] == 16 and len(how["timesteps"]) == by_name[name]["evaluations_mean"]
+        assert how["timesteps"][0] == STEPS - 1 and how["timesteps"][-1] == 0
 
 
 def arrays_of(outcomes: list[Outcomes]) -> dict[str, np.ndarray]:
@@ -116,4 +134,4 @@ def test_a_folder_without_a_comparison_is_refused(tmp_path: Path) -> None:
 def test_timing_needs_a_call(fast: CachedPlanner) -> None:
     paired = PairedCalls(fast.planner, None, 4, rms_step, seed=7)
     with pytest.raises(InputError, match="at least one call"):
-        compare(fast, paired, timed=0, task=no_task)
+        compare(fast, paired, timed=0, task=no_task, alternatives=lambda count: {})

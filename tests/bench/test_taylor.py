@@ -19,7 +19,7 @@ from muninn.runtime import Runtime
 def test_every_step_is_full_compute() -> None:
     planner = cases.planner(kind="sample")
     noise = planner.draw_noise(seeds=range(2))
-    plans = TaylorPlanner(planner, cases.STEPS, 2).sample(noise=noise)
+    plans = TaylorPlanner(planner, range(cases.STEPS), 2).sample(noise=noise)
     assert torch.equal(plans, planner.sample(noise=noise))
 
 
@@ -28,7 +28,9 @@ def test_order_zero_holds_the_network_output() -> None:
     noise = planner.draw_noise(seeds=range(2))
     static = Static(spread_steps(cases.STEPS, 6))
     held, _ = Runtime(planner, Program(Forecast("sample", 0, False), static))(noise=noise)
-    assert torch.allclose(TaylorPlanner(planner, 6, 0).sample(noise=noise), held, atol=1e-6)
+    assert torch.allclose(
+        TaylorPlanner(planner, static.anchors, 0).sample(noise=noise), held, atol=1e-6
+    )
 
 
 def test_first_order_is_exact_on_predictions_linear_in_the_step() -> None:
@@ -46,12 +48,14 @@ def test_first_order_is_exact_on_predictions_linear_in_the_step() -> None:
     full = planner.sample(noise=noise)
     calls = 0
     # From the second evaluation on the line is known; before it the series can only hold.
-    taylor = TaylorPlanner(planner, cases.STEPS // 2, 1)
-    object.__setattr__(taylor, "anchors", frozenset({0, 1, 10, cases.STEPS - 1}))
+    taylor = TaylorPlanner(planner, (0, 1, 10, cases.STEPS - 1), 1)
     assert torch.allclose(taylor.sample(noise=noise), full, atol=1e-5)
     assert calls == 4
 
 
-def test_bad_order_is_refused() -> None:
+def test_a_bad_order_and_missing_ends_are_refused() -> None:
     with pytest.raises(InputError, match="order"):
-        TaylorPlanner(cases.planner(), 5, -1)
+        TaylorPlanner(cases.planner(), (0, cases.STEPS - 1), -1)
+    for anchors in ((), (0, 5), (1, cases.STEPS - 1)):
+        with pytest.raises(InputError, match="anchors go from step 0"):
+            TaylorPlanner(cases.planner(), anchors)

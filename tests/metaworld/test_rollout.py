@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from muninn.bench.alternatives import Alternative
 from muninn.bench.metaworld import rollout
 from muninn.bench.metaworld.policy import features
 from muninn.bench.metaworld.subjects import VARIANTS, Subject
@@ -65,10 +66,9 @@ def test_lock_step_is_lerobots_own_queue(models: Path, executed: list[Any]) -> N
 
 def test_episodes_are_paired_and_a_shadow_measures_every_call(models: Path) -> None:
     subject = Subject.load(models, "ddim16")
-    few = subject.fewer(4)
-    assert sorted(few) == ["dpmsolver", "fewsteps"]
+    few = Alternative.untuned("fewsteps", subject.planner, 4).run(subject.planner)
     full = rollout.roll_out(subject, subject.full(), TEST, 2, seed=1, shadow=subject.full())
-    other = rollout.roll_out(subject, few["fewsteps"], TEST, 2, seed=1, shadow=subject.full())
+    other = rollout.roll_out(subject, few, TEST, 2, seed=1, shadow=subject.full())
     for mine, theirs in zip(full, other, strict=True):
         assert mine.deviation == [0.0] * CALLS and theirs.evaluations == [4] * CALLS
         assert torch.equal(mine.contexts[0], theirs.contexts[0]) and min(theirs.deviation) > 0.0
@@ -82,9 +82,9 @@ def test_a_stochastic_chain_is_compared_with_ddim_of_the_same_weights(models: Pa
     context = torch.zeros(1, 20)
     noise = subject.planner.draw_noise(seeds=[0])
     deterministic = Subject.load(models, "ddim100")
-    few, record = subject.fewer(100)["fewsteps"](context, noise)
-    assert record.evaluations.tolist() == [100]
-    assert torch.allclose(few, deterministic.planner.sample(context, noise=noise), atol=1e-4)
+    found = subject.deterministic().sample(context, noise=noise)
+    assert torch.equal(found, deterministic.planner.sample(context, noise=noise))
+    assert deterministic.deterministic() is deterministic.planner
     with pytest.raises(InputError, match=", ".join(VARIANTS)):
         Subject.load(models, "ddim50")
 
@@ -96,6 +96,7 @@ def test_a_study_certifies_compares_and_is_taken_up_again(
     from muninn.bench.metaworld import study
 
     monkeypatch.setattr(rollout, "STEP_LIMIT", 8)
+    flow = variant == "flow10"
     # Tuning takes a minute; a family of one plan does here.
     family = Family(Forecast("sample", 1, True), (Everywhere(), Static((0, 1, 3, 6, 9))), "static")
     if variant == "ddim16":
@@ -111,7 +112,12 @@ def test_a_study_certifies_compares_and_is_taken_up_again(
 
     result = run()
     names = [method["name"] for method in result["methods"]]
-    assert names == ["full", "muninn", "fewsteps"] + ["dpmsolver"] * (variant == "ddim16")
+    assert names == ["full", "muninn", "fewsteps", "dpmsolver", "unipc"][: 5 - 2 * flow]
+    for method in result["methods"][2:]:
+        # Muninn's five anchors of ten, or five of sixteen: no fewer, and any trained timestep.
+        assert method["evaluations_mean"] == len(method["tuned"]["timesteps"]) == 5
+        assert method["tuned"]["calls"] >= 16
+        assert flow or method["tuned"]["timesteps"][-1] == 0
     full = result["methods"][0]
     assert full["deviation_p95"] == 0.0 and full["evaluations_mean"] == result["steps"]
     assert result["single_calls"]["full_against_itself_max"] < 1e-3

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from muninn.anchors import spread_steps
+from muninn.bench.spacings import State, sampler_states
 from muninn.errors import InputError
 from muninn.forecast import Forecast
 from muninn.plan import Program, Static
@@ -13,31 +15,38 @@ from muninn.sampler import Kind, Sampler, Step
 
 
 def few_steps(planner: Planner, count: int) -> Planner:
-    """The same model sampled with ``count`` deterministic DDIM (or Euler) steps.
+    """The same model sampled with ``count`` deterministic DDIM (or Euler) steps, evenly spread.
 
-    Each step goes exactly to the state at which the next one starts, from the noisiest state to
-    the clean trajectory.
+    :func:`muninn.bench.alternatives.tune_alternatives` finds a better spacing.
+    """
+    states = sampler_states(planner.sampler)
+    return visiting(planner, [states[i] for i in spread_steps(len(states), count)])
+
+
+def visiting(planner: Planner, states: Sequence[State]) -> Planner:
+    """The same model sampled with deterministic DDIM (or Euler) steps from state to state.
+
+    Each step goes exactly to the state at which the next one starts, the last to where the
+    planner's own sampler ends.
+
+    Raises:
+        InputError: the planner's sampler is stochastic: its noise would have to be added up.
     """
     sampler = planner.sampler
     if sampler.stochastic:
-        raise InputError("few_steps takes a deterministic sampler (DDIM with eta = 0, or Euler)")
-    visited = spread_steps(len(sampler), count)
-    last = sampler.steps[-1]
-    states = [(sampler.steps[i].signal, sampler.steps[i].noise) for i in visited]
-    states.append((last.next_signal, last.next_noise))
-    table = [
-        Step(
-            sampler.steps[step].timestep,
-            *states[place],
-            *states[place + 1],
-            from_state=0.0,
-            from_sample=states[place + 1][0],
-            from_epsilon=states[place + 1][1],
+        raise InputError(
+            "fewer steps are taken of a deterministic sampler (DDIM with eta = 0, or Euler); for "
+            f"{sampler.name!r} build the planner with the same model and a deterministic sampler"
         )
-        for place, step in enumerate(visited)
+    last = sampler.steps[-1]
+    ends = [(state.signal, state.noise) for state in states[1:]]
+    ends.append((last.next_signal, last.next_noise))
+    table = [
+        Step(*state, *end, from_state=0.0, from_sample=end[0], from_epsilon=end[1])
+        for state, end in zip(states, ends, strict=True)
     ]
     fewer = Sampler(
-        f"{sampler.name}-{count}",
+        f"{sampler.name}-{len(table)}",
         sampler.kind,
         table,
         flow=sampler.flow,

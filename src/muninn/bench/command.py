@@ -12,6 +12,9 @@ from rich.console import Console
 
 console = Console()
 
+COUNTS, TOLERANCE = (4, 6, 8, 10, 12, 15, 20, 30, 50), 0.002
+"""Evaluations in the table of few steps, and the tolerance that they are tuned for: the demo's."""
+
 Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
 
 
@@ -89,17 +92,26 @@ def few_steps(
         "results/maze2d/few_steps.csv"
     ),
     calls: Annotated[int, typer.Option(help="Held-out calls.")] = 220,
+    teacher: Annotated[str, typer.Option(help="maze2d or maze2d-transformer.")] = "maze2d",
+    count: Annotated[
+        list[int] | None, typer.Option(help="Evaluations, may be repeated; 100 is every step.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="An alternative, may be repeated; all by default.")
+    ] = None,
     seed: Seed = 0,
 ) -> None:
-    """How close plain DDIM with fewer steps comes on the bundled planner: the cheap alternative."""
+    """How close tuned samplers with fewer steps come on a bundled planner.
+
+    A solver of higher order on every step shows the sampler's own step-size error.
+    """
     import csv
 
     from muninn.bench.maze_planner import bundled_teacher
     from muninn.bench.maze_study import MazeStudy
 
-    study = MazeStudy.of(bundled_teacher(), seed)
-    counts = (4, 6, 8, 10, 15, 20, 30, 50, 80)
-    rows = study.few_step_table(counts, calls, (0.002, 0.01, 0.05))
+    study = MazeStudy.of(bundled_teacher(teacher), seed)
+    rows = study.few_step_table(count or COUNTS, calls, TOLERANCE, method or None)
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))

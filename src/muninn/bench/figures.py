@@ -14,8 +14,9 @@ COLOURS = {
     "full": "#8a97a3",
     "muninn": "#1f66b0",
     "fewsteps": "#d1782a",
-    "fixedskip": "#8d5aa5",
     "dpmsolver": "#3f8f5b",
+    "unipc": "#8d5aa5",
+    "taylor": "#b09a3e",
 }
 Arrays = dict[str, Any]
 
@@ -79,7 +80,7 @@ def evaluated_steps(arrays: Arrays) -> str:
 
 
 def deviation_histogram(arrays: Arrays, tolerance: float) -> str:
-    """Deviations of the three approximations on a log axis, with the tolerance."""
+    """Deviations of the approximations on a log axis, with the tolerance."""
     names = [name for name in COLOURS if name != "full" and f"{name}.deviation" in arrays]
     values = {name: np.maximum(arrays[f"{name}.deviation"], 1e-6) for name in names}
     low = min(value.min() for value in values.values())

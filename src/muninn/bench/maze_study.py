@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,34 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from muninn.bench.baselines import few_steps
+from muninn.bench.alternatives import (
+    Alternative,
+    AlternativeSearch,
+    allowed_share,
+    deviations,
+)
 from muninn.bench.maze import MazeProblem, sample_problems
 from muninn.bench.maze_planner import find_models, maze_contexts, maze_planner
-from muninn.bench.multistep import MultistepPlanner
-from muninn.bench.protocol import Outcomes, Run, Success, compare, fixed_cost, summarise
+from muninn.bench.protocol import Outcomes, Success, compare, summarise
 from muninn.cached import cache
 from muninn.certificate import Certificate
 from muninn.errors import InputError
-from muninn.metrics import measure, resolve, rms_step
+from muninn.metrics import resolve
 from muninn.paired import PairedCalls, call_seed
 from muninn.plan import Family
 from muninn.planner import Planner
 from muninn.planners.teacher import Teacher
-from muninn.progress import bars
+from muninn.progress import Task, bars
 from muninn.schedule import FloatArray
 
-CALIBRATE, TEST = 2, 3
+TUNE, CALIBRATE, TEST = 1, 2, 3
 """Streams of problems: split by purpose, so that no call serves two."""
+
+TUNING_CALLS = 96
+"""Calls on which the alternatives are tuned."""
+
+SHARE = 0.03
+"""Of tuning calls that may exceed a tolerance; the default of :func:`muninn.tuning.tune`."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +88,8 @@ class MazeStudy:
         if certificate.tolerance is None:
             raise InputError("this study reports one tolerance; certify a number, not a function")
         problems = self.problems(TEST, calls)
-        paired = PairedCalls(
-            self.planner,
-            maze_contexts(self.teacher, problems),
-            calls,
-            resolve(certificate.metric)[1],
-            call_seed(self.seed, TEST, 1),
-        )
+        paired = self._paired(TEST, calls, certificate.metric)
+        tuning = min(TUNING_CALLS, calls)
         fast = cache(self.planner, certificate)
         with bars(progress) as task:
             outcomes = compare(
@@ -93,8 +97,8 @@ class MazeStudy:
                 paired,
                 timed=timed,
                 task=task,
+                alternatives=lambda count: self._alternatives(count, certificate, tuning, task),
                 success=self._success(problems) if drive else None,
-                alternatives=self._alternatives,
             )
         result = summarise(
             fast,
@@ -107,36 +111,67 @@ class MazeStudy:
         return result
 
     def few_step_table(
-        self, counts: Sequence[int], calls: int, tolerances: Sequence[float], progress: bool = True
-    ) -> list[dict[str, float]]:
-        """What plain DDIM with fewer steps gives on the test calls, one row per number of steps."""
-        contexts = self.contexts(TEST, calls)
-        paired = PairedCalls(self.planner, contexts, calls, rms_step, call_seed(self.seed, TEST, 1))
-        rows = []
+        self,
+        counts: Sequence[int],
+        calls: int,
+        tolerance: float,
+        names: Sequence[str] | None = None,
+        progress: bool = True,
+    ) -> list[dict[str, Any]]:
+        """What the tuned alternatives give on the test calls, one row a method and number of steps.
+
+        Args:
+            counts: evaluations of a call.
+            calls: to test on; at most :data:`TUNING_CALLS` others are tuned on.
+            tolerance: that they are tuned for, at Muninn's share of calls beyond it.
+            names: of the alternatives; all by default.
+            progress: show progress bars.
+        """
+        test = self._paired(TEST, calls, "rms_step")
+        tuning = self._paired(TUNE, min(TUNING_CALLS, calls), "rms_step")
+        search = AlternativeSearch(tuning, tolerance, SHARE)
+        rows: list[dict[str, Any]] = []
         with bars(progress) as task:
+            advance = task("tuned alternatives", len(counts))
             for count in counts:
-                planner = few_steps(self.planner, count)
-                advance = task(f"DDIM with {count} steps", calls)
-                parts = []
-                for at in range(0, calls, 32):
-                    chosen = list(range(at, min(at + 32, calls)))
-                    plans = planner.sample(paired.contexts(chosen), noise=paired.noise(chosen))
-                    parts.append(measure(rms_step, paired.full(chosen), plans))
-                    advance(len(chosen))
-                deviation = np.concatenate(parts)
-                row = {"steps": count, "calls": calls, "deviation_p50": np.median(deviation)}
-                row["deviation_p95"] = np.quantile(deviation, 0.95)
-                row["deviation_max"] = deviation.max()
-                for tolerance in tolerances:
-                    row[f"share_beyond_{tolerance:g}"] = (deviation > tolerance).mean()
-                rows.append({name: float(value) for name, value in row.items()})
+                for name, alternative in search.best(count, names).items():
+                    deviation = deviations(alternative.run(self.planner), test, calls)
+                    rows.append(
+                        {
+                            "method": name,
+                            "order": alternative.order,
+                            "spacing": alternative.spacing,
+                            "evaluations": count,
+                            "calls": calls,
+                            "deviation_p50": float(np.median(deviation)),
+                            "deviation_p95": float(np.quantile(deviation, 0.95)),
+                            "deviation_max": float(deviation.max()),
+                            f"share_beyond_{tolerance:g}": float((deviation > tolerance).mean()),
+                        }
+                    )
+                advance(1)
         return rows
 
-    def _alternatives(self, count: int) -> dict[str, Run]:
-        if find_spec("diffusers") is None:
-            return {}
-        solver = MultistepPlanner(self.planner, self.teacher.schedule.alpha_bar, count)
-        return {"dpmsolver": fixed_cost(solver.sample, count)}
+    def _paired(self, stream: int, calls: int, metric: str) -> PairedCalls:
+        seed = call_seed(self.seed, stream, 1)
+        return PairedCalls(
+            self.planner, self.contexts(stream, calls), calls, resolve(metric)[1], seed
+        )
+
+    def _alternatives(
+        self, count: int, certificate: Certificate, calls: int, task: Task
+    ) -> dict[str, Alternative]:
+        """The alternatives at ``count`` evaluations, tuned for what the certificate promises."""
+        assert certificate.tolerance is not None
+        advance = task("tune the alternatives", 1)
+        search = AlternativeSearch(
+            self._paired(TUNE, calls, certificate.metric),
+            certificate.tolerance,
+            allowed_share(certificate),
+        )
+        found = search.best(count)
+        advance(1)
+        return found
 
     def _success(self, problems: list[MazeProblem]) -> Success:
         from muninn.bench.maze_rollout import follow

@@ -1,88 +1,95 @@
-"""Multistep solvers on a planner's model: diffusers' own schedulers, not copies of ours."""
+"""Multistep solvers on a planner's model: diffusers' own schedulers, at states that we choose."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.bench.baselines import visiting
+from muninn.bench.spacings import State
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.planner import Noise, Planner
-from muninn.schedule import FloatArray
 
-_PREDICTIONS = {"epsilon": "epsilon", "sample": "sample", "v": "v_prediction"}
 Solver = Literal["dpmsolver", "unipc"]
+ORDERS: dict[Solver, tuple[int, ...]] = {"dpmsolver": (2, 3), "unipc": (2, 3)}
+"""Orders that are offered; the first of DPM-Solver++ is DDIM itself, of UniPC nearly so."""
 
 
 class MultistepPlanner:
-    """The same model sampled with a second-order multistep solver, ``count`` evaluations a call.
+    """The same model sampled with a multistep solver that evaluates it at the given states.
+
+    diffusers' solvers know the noise levels of the states that they visit and nothing else of the
+    model. So the scheduler is built for a model that was trained on just these levels and asked to
+    visit all of them, with its own spacing ``trailing``; the network is told its own timesteps.
 
     Args:
-        planner: a diffusion planner; its conditioning is applied as in its own sampler, and its
-            clipping to the clean sample that the solver is given.
-        alpha_bar: the model's training schedule, (training steps,).
-        count: evaluations per call.
-        solver: ``dpmsolver`` (DPM-Solver++ 2M) or ``unipc`` (UniPC, order 2).
+        planner: a diffusion planner with a deterministic sampler; its conditioning is applied as
+            in its own sampler, and its clipping to the clean sample that the solver is given.
+        states: to evaluate, noisiest first; from the last the solver goes to the clean sample.
+        solver: ``dpmsolver`` (DPM-Solver++, multistep) or ``unipc`` (UniPC, bh2).
+        order: of the solver, one of :data:`ORDERS`.
     """
 
     def __init__(
-        self, planner: Planner, alpha_bar: FloatArray, count: int, solver: Solver = "dpmsolver"
+        self,
+        planner: Planner,
+        states: Sequence[State],
+        solver: Solver = "dpmsolver",
+        order: int = 2,
     ) -> None:
-        kind, self._clip = planner.sampler.kind, planner.sampler.clip
-        if kind not in _PREDICTIONS:
+        if planner.sampler.flow:
             raise InputError("a multistep solver needs a diffusion model, not flow matching")
-        self._planner = planner
-        self._count = count
-        self._alpha_bar = torch.from_numpy(alpha_bar).to(planner.device, planner.dtype)
-        before = np.concatenate([[1.0], alpha_bar[:-1]])
-        options = {
-            "num_train_timesteps": len(alpha_bar),
-            "trained_betas": (1.0 - alpha_bar / before).tolist(),
-            # Clipping is done here, on the clean sample.
-            "prediction_type": _PREDICTIONS[kind] if self._clip is None else "sample",
-            "solver_order": 2,
-        }
-        self._scheduler = _scheduler(solver, options)
+        if solver not in ORDERS:
+            raise InputError(f"solver is one of {', '.join(ORDERS)}, got {solver!r}")
+        if order not in ORDERS[solver]:
+            raise InputError(f"{solver} has the orders {ORDERS[solver]}, got {order}")
+        self._planner = visiting(planner, states)
+        self._sigmas = torch.tensor([state.noise / state.signal for state in states] + [0.0])
+        before, betas = 1.0, []
+        for state in reversed(states):
+            betas.append(1.0 - state.signal**2 / before)
+            before = state.signal**2
+        self._scheduler = _scheduler(solver, betas, order)
 
     @torch.no_grad()
     def sample(self, context: Context, *, noise: Noise) -> Tensor:
         """Trajectories (batch, horizon, dim) from the given initial noise."""
-        scheduler = self._scheduler
-        scheduler.set_timesteps(self._count)  # also forgets the last call
-        planner = self._planner
+        planner, scheduler, clip = self._planner, self._scheduler, self._planner.sampler.clip
+        count = len(planner.sampler)
+        scheduler.set_timesteps(count)  # also forgets the last call
+        places = scheduler.timesteps.tolist()
+        if places != list(range(count))[::-1] or len(scheduler.sigmas) != count + 1:
+            raise InputError(f"diffusers visits {places} of {count} states; use a tested version")
+        # Its own are products of float32 betas: off by per cents where two levels are far apart.
+        scheduler.sigmas = self._sigmas
         x = planner.start(noise, context)
-        for timestep in scheduler.timesteps.tolist():
-            told = torch.full((len(x),), timestep, dtype=torch.long, device=x.device)
-            prediction = planner.denoiser(x, told, context)
-            if self._clip is not None:
-                prediction = self._sample(x, prediction, timestep).clamp(-self._clip, self._clip)
-            x = scheduler.step(prediction, timestep, x).prev_sample
+        for step, place in enumerate(places):
+            prediction = planner.denoiser(x, planner.timestep(step, len(x)), context)
+            clean = planner.sampler.convert(x, prediction, step, "sample")
+            # Kept for later steps, so never the network's own buffer.
+            clean = clean.clone() if clip is None else clean.clamp(-clip, clip)
+            x = scheduler.step(clean, place, x).prev_sample
             if planner.condition is not None:
                 x = planner.condition(x, context)
         return x
 
-    def _sample(self, x: Tensor, prediction: Tensor, timestep: int) -> Tensor:
-        """The clean sample that a prediction says."""
-        kind, level = self._planner.sampler.kind, self._alpha_bar[timestep]
-        if kind == "sample":
-            return prediction
-        if kind == "v":
-            return level.sqrt() * x - (1.0 - level).sqrt() * prediction
-        return (x - (1.0 - level).sqrt() * prediction) / level.sqrt()
 
-
-def _scheduler(solver: Solver, options: dict[str, Any]) -> Any:
+def _scheduler(solver: Solver, betas: list[float], order: int) -> Any:
     try:
         from diffusers import DPMSolverMultistepScheduler, UniPCMultistepScheduler
     except ImportError as error:
         raise InputError(
-            "the multistep baselines need diffusers: pip install muninn-diffusion[diffusers]"
+            "the multistep solvers need diffusers: pip install muninn-diffusion[diffusers]"
         ) from error
-    if solver == "dpmsolver":
-        return DPMSolverMultistepScheduler(algorithm_type="dpmsolver++", **options)
-    if solver == "unipc":
-        return UniPCMultistepScheduler(**options)
-    raise InputError(f"solver is 'dpmsolver' or 'unipc', got {solver!r}")
+    kind = DPMSolverMultistepScheduler if solver == "dpmsolver" else UniPCMultistepScheduler
+    return kind(
+        num_train_timesteps=len(betas),
+        trained_betas=betas,
+        prediction_type="sample",
+        timestep_spacing="trailing",
+        solver_order=order,
+    )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from muninn.bench.baselines import few_steps, fixed_skip
 from muninn.bench.statistics import bootstrap_mean, excess_p_value, wilson, worse_p_value
 from muninn.cached import CachedPlanner
 from muninn.context import Context
@@ -23,8 +22,10 @@ from muninn.paired import PairedCalls
 from muninn.planner import Noise, Planner
 from muninn.progress import Task
 from muninn.record import Record
-from muninn.runtime import Runtime
 from muninn.schedule import FloatArray
+
+if TYPE_CHECKING:
+    from muninn.bench.alternatives import Alternative
 
 Run = Callable[[Context, Noise], tuple[Tensor, Record]]
 Success = Callable[[int, FloatArray], bool]
@@ -42,6 +43,7 @@ class Outcomes:
         seconds: of single timed calls.
         single_deviation: of those calls, from full compute at batch 1 as well.
         bound, estimate, evaluated: of the cached planner's records, else None.
+        tuned: order, spacing and score of a tuned alternative, else None.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Outcomes:
     bound: FloatArray | None = None
     estimate: FloatArray | None = None
     evaluated: npt.NDArray[np.bool_] | None = None
+    tuned: dict[str, Any] | None = None
 
 
 def compare(
@@ -62,19 +65,19 @@ def compare(
     *,
     timed: int,
     task: Task,
+    alternatives: Callable[[int], Mapping[str, Alternative]],
     success: Success | None = None,
-    alternatives: Callable[[int], dict[str, Run]] | None = None,
     batch: int = 32,
 ) -> list[Outcomes]:
-    """Full, Muninn, FewSteps and FixedSkip on the same calls, the last two at no fewer evaluations.
+    """Full, Muninn and its alternatives on the same calls, the latter at no fewer evaluations.
 
     Args:
         fast: the certified planner.
         paired: test calls, none of them used in calibration.
         timed: batch-1 calls to time per method, interleaved.
         task: progress bars.
+        alternatives: the tuned alternatives, given the number of evaluations they may spend.
         success: ``success(call, trajectory)`` runs the task with a method's plan.
-        alternatives: further methods, given the number of evaluations they may spend.
         batch: calls run together where nothing is timed.
     """
     planner = fast.planner
@@ -84,13 +87,10 @@ def compare(
     }
     outcomes = [_full_outcomes(paired, batch, task)]
     outcomes.append(_outcomes("muninn", runs["muninn"], paired, batch, task))
-    count = max(2, math.ceil(outcomes[1].evaluations.mean() - 1e-9))
-    runs["fewsteps"] = plain(few_steps(planner, count))
-    skip = Runtime(planner, fixed_skip(planner, count))
-    runs["fixedskip"] = lambda context, noise: skip(context, noise=noise)
-    runs |= alternatives(count) if alternatives is not None else {}
-    for name in list(runs)[2:]:
+    for name, alternative in alternatives(matched_evaluations(outcomes[1])).items():
+        runs[name] = alternative.run(planner)
         outcomes.append(_outcomes(name, runs[name], paired, batch, task))
+        outcomes[-1].tuned = alternative.tuned()
     if success is not None:
         for outcome in outcomes:
             advance = task(f"drive {outcome.name}", paired.count)
@@ -107,6 +107,11 @@ def compare(
     batched = paired.full([call % paired.count for call in range(timed)])
     outcomes[0].single_deviation = measure(paired.metric, batched, singles["full"])
     return outcomes
+
+
+def matched_evaluations(muninn: Outcomes) -> int:
+    """Evaluations of the alternatives: Muninn's mean, rounded up, so that they get no fewer."""
+    return max(2, math.ceil(float(muninn.evaluations.mean()) - 1e-9))
 
 
 def plain(planner: Planner) -> Run:
@@ -286,4 +291,5 @@ def _method(outcome: Outcomes, tolerance: float) -> dict[str, Any]:
         "violation_ci95": list(wilson(violations, calls)),
         "task_success": None if won is None else won / calls,
         "task_success_ci95": None if won is None else list(wilson(won, calls)),
+        "tuned": outcome.tuned,
     }

@@ -11,7 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from muninn.bench import figures
-from muninn.bench.tables import TITLES
+from muninn.bench.tables import title
 from muninn.errors import InputError
 
 _STYLE = """
@@ -54,11 +54,12 @@ def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
         "<h2>Side by side</h2>",
         _table(result),
         '<p class="small">Violations and success with 95% Wilson intervals. FewSteps is the same '
-        "sampler with fewer steps, FixedSkip reuses the noise estimate at a fixed stride, "
-        "DPM-Solver++ is diffusers' second-order multistep solver; all get Muninn's mean number "
-        "of evaluations, rounded up. (A DDIM step with its prediction reused composes exactly, so "
-        "FixedSkip equals FewSteps up to clipping.) Times are single calls, methods taking "
-        f"turns, {result['timed_calls']} each.</p>",
+        "sampler with fewer steps (a DDIM step with its prediction reused composes exactly, so it "
+        "is reuse of the noise estimate as well); DPM-Solver++ and UniPC are diffusers' multistep "
+        "solvers; the Taylor series continues the network's output between evaluations. All get "
+        "Muninn's mean number of evaluations, rounded up, and the spacing and order that do best "
+        "on tuning calls of their own, by the score of Muninn's own tuner. Times are single calls, "
+        f"methods taking turns, {result['timed_calls']} each.</p>",
         "<h2>Plans</h2>",
         _figure(
             figures.maze_overlays(arrays),
@@ -133,7 +134,7 @@ def _table(result: dict[str, Any]) -> str:
             bottom, top = method["task_success_ci95"]
             success = f"{method['task_success']:.1%} [{bottom:.1%}, {top:.1%}]"
         cells = (
-            TITLES.get(method["name"], method["name"]),
+            title(method),
             f"{method['evaluations_mean']:.1f}",
             f"{method['latency_ms_p50']:.0f}",
             f"{method['latency_ms_p99']:.0f}",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from muninn.anchors import spread_steps
 from muninn.context import Context
 from muninn.denoiser import check_prediction
 from muninn.errors import InputError
@@ -15,7 +15,7 @@ from muninn.planner import Noise, Planner
 
 
 class TaylorPlanner:
-    """Evaluates ``count`` evenly spread steps; between them continues the network's own output.
+    """Evaluates some of the sampler's steps; between them continues the network's own output.
 
     Derivatives are finite differences of the last evaluations, each divided by the steps between
     them; the series is Taylor's, ``sum_k D_k n^k / k!`` after ``n`` steps, not the interpolating
@@ -23,16 +23,19 @@ class TaylorPlanner:
 
     Args:
         planner: what is cached.
-        count: evaluations per call.
+        anchors: the steps to evaluate, increasing; the first and the last step among them.
         order: of the series; 0 holds the last output.
     """
 
-    def __init__(self, planner: Planner, count: int, order: int = 1) -> None:
+    def __init__(self, planner: Planner, anchors: Sequence[int], order: int = 1) -> None:
         if order < 0:
             raise InputError(f"order must be at least 0, got {order}")
+        ends = (0, len(planner.sampler) - 1)
+        if (min(anchors, default=None), max(anchors, default=None)) != ends:
+            raise InputError(f"anchors go from step {ends[0]} to step {ends[1]}, got {anchors}")
         self.planner = planner
         self.order = order
-        self.anchors = frozenset(spread_steps(len(planner.sampler), count))
+        self.anchors = frozenset(anchors)
 
     @torch.no_grad()
     def sample(self, context: Context = None, *, noise: Noise) -> Tensor:

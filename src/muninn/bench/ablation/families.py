@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from functools import partial
-from importlib.util import find_spec
 
 from torch import Tensor
 
-from muninn.bench.ablation.settings import RISK
+from muninn.bench.ablation.settings import RISK, TOLERANCE
 from muninn.bench.ablation.workbench import TUNE, Member, Run, Workbench
-from muninn.bench.baselines import few_steps, fixed_skip
-from muninn.bench.multistep import MultistepPlanner
-from muninn.bench.protocol import fixed_cost, plain
-from muninn.bench.taylor import TaylorPlanner
+from muninn.bench.alternatives import Alternative, AlternativeSearch
+from muninn.bench.baselines import fixed_skip
+from muninn.bench.protocol import plain
 from muninn.context import Context
 from muninn.files import write_whole
 from muninn.forecast import ORDERS, Forecast
@@ -51,14 +47,17 @@ def full_member(workbench: Workbench) -> Member:
 class Tuner:
     """Plans tuned on the tuning stream, each once: rounding on another device would give others.
 
-    Families are kept in ``families.json``, the plans of table (vii) in ``variants.json``.
+    Families are kept in ``families.json``, the plans of table (vii) in ``variants.json``, the
+    samplers that Muninn is compared with in ``alternatives.json``.
     """
 
     def __init__(self, workbench: Workbench) -> None:
         self._workbench = workbench
         self._path = workbench.folder / "families.json"
         self._variants = workbench.folder / "variants.json"
+        self._rivals = workbench.folder / "alternatives.json"
         self._searches: dict[float, StaticSearch] = {}
+        self._rival_search: AlternativeSearch | None = None
 
     def family(self, kind: str, tolerance: float) -> Family:
         """The ``static`` or ``adaptive`` family for a tolerance."""
@@ -83,6 +82,19 @@ class Tuner:
             stored[name] = list(plans.values())
             write_whole(self._variants, json.dumps(stored) + "\n")
         return [Static(tuple(anchors)) for anchors in stored[name]]
+
+    def alternatives(self, count: int) -> dict[str, Alternative]:
+        """Tuned alternatives; which are best does not depend on the tolerance, a number here."""
+        stored = json.loads(self._rivals.read_text()) if self._rivals.is_file() else {}
+        if str(count) not in stored:
+            if self._rival_search is None:
+                calls = self._workbench.calls(TUNE)
+                self._rival_search = AlternativeSearch(calls, TOLERANCE, SHARE)
+            found = self._rival_search.best(count)
+            stored[str(count)] = [alternative.to_json() for alternative in found.values()]
+            self._rivals.write_text(json.dumps(stored) + "\n")
+        made = (Alternative.from_json(entry) for entry in stored[str(count)])
+        return {alternative.name: alternative for alternative in made}
 
     def search(self, tolerance: float) -> StaticSearch:
         """Static plans for a tolerance."""
@@ -163,32 +175,20 @@ def variants(workbench: Workbench, tuner: Tuner, tolerance: float) -> list[list[
     ]
 
 
-def baseline_members(workbench: Workbench) -> list[list[Member]]:
-    """FewSteps, FixedSkip, DPM-Solver++, UniPC and Taylor series, each at many evaluations."""
+def baseline_members(workbench: Workbench, tuner: Tuner) -> list[list[Member]]:
+    """FixedSkip as the paper has it, and the tuned alternatives, each at many evaluations."""
     planner = workbench.planner
-    alpha_bar = workbench.teacher.schedule.alpha_bar
-
-    def solver(name: str, count: int) -> Run:
-        multistep = MultistepPlanner(planner, alpha_bar, count, name)  # type: ignore[arg-type]
-        return fixed_cost(multistep.sample, count)
-
-    def taylor(order: int, count: int) -> Run:
-        return fixed_cost(TaylorPlanner(planner, count, order).sample, count)
-
-    makers: dict[str, Callable[[int], Run]] = {
-        "fewsteps": lambda count: plain(few_steps(planner, count)),
-        "fixedskip": lambda count: program_run(workbench, fixed_skip(planner, count)),
-        "taylor1": partial(taylor, 1),
-        "taylor2": partial(taylor, 2),
-    }
-    if find_spec("diffusers") is not None:
-        makers |= {name: partial(solver, name) for name in ("dpmsolver", "unipc")}
     counts = [count for count in workbench.sizes.counts if count < len(planner.sampler)]
-    return [_by_count(name, counts, make) for name, make in makers.items()]
-
-
-def _by_count(name: str, counts: Sequence[int], make: Callable[[int], Run]) -> list[Member]:
-    return [
-        Member(name, order, {"evaluations": count}, make(count))
-        for order, count in enumerate(counts)
-    ]
+    families: dict[str, list[Member]] = {"fixedskip": []}
+    for order, count in enumerate(counts):
+        skip = program_run(workbench, fixed_skip(planner, count))
+        families["fixedskip"].append(Member("fixedskip", order, {"evaluations": count}, skip))
+        for name, found in tuner.alternatives(count).items():
+            settings = {
+                "evaluations": count,
+                "solver_order": found.order,
+                "timesteps": [state.timestep for state in found.states],
+            }
+            member = Member(name, order, settings, found.run(planner))
+            families.setdefault(name, []).append(member)
+    return list(families.values())

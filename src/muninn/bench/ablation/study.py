@@ -54,7 +54,7 @@ def run_study(
         device: where to measure.
         command: to be noted beside the results.
         families: file of families tuned before, to be used as they are; the plans of table (vii)
-            may lie beside it.
+            and the tuned alternatives may lie beside it.
         progress: show progress bars.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +62,7 @@ def run_study(
         _reuse(families, folder)
         if sizes.every == 1:  # a miniature has fewer plans
             _reuse(families.with_name("variants.json"), folder)
+            _reuse(families.with_name("alternatives.json"), folder)
     with bars(progress) as task:
         bench = Workbench(teacher, sizes, grid.SEED, torch.device(device), folder, task)
         _describe(bench, name, command)
@@ -85,7 +86,7 @@ def _measure_all(bench: Workbench) -> list[Member]:
     bench.measure(full, TEST)
     tuner, probed = Tuner(bench), ProbedPrograms(bench)
     static = [certified_members(bench, tuner, "static", one) for one in grid.TOLERANCES]
-    families = [*static, *baseline_members(bench), *probed.thresholds()]
+    families = [*static, *baseline_members(bench, tuner), *probed.thresholds()]
     _measure(bench, "families and baselines", families, (CALIBRATE, TEST))
     paper = probed.paper_members()
     _measure(bench, "the published method", [paper], (TEST,), bench.sizes.paper)

@@ -43,8 +43,7 @@ TITLES = {
     "fewsteps": "fewer steps",
     "dpmsolver": "DPM-Solver++",
     "unipc": "UniPC",
-    "taylor1": "Taylor order 1",
-    "taylor2": "Taylor order 2",
+    "taylor": "Taylor series",
     "fixedskip": "fixed skip",
     "probethresh": "probe threshold",
     "teacache": "TeaCache",
@@ -57,7 +56,7 @@ CERTIFIED = {
     "adaptive": "certified cache, adaptive gate",
 }
 BASELINES = (
-    "fewsteps", "dpmsolver", "unipc", "taylor1", "taylor2", "fixedskip", "probethresh", "teacache",
+    "fewsteps", "dpmsolver", "unipc", "taylor", "fixedskip", "probethresh", "teacache",
 )  # fmt: skip
 
 

@@ -18,6 +18,14 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from muninn.bench.alternatives import (
+    TAYLOR,
+    Alternative,
+    AlternativeSearch,
+    allowed_share,
+    available,
+    mean_evaluations,
+)
 from muninn.bench.baselines import few_steps
 from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
 from muninn.bench.closed_loop.processes import end_with_parent
@@ -30,12 +38,15 @@ from muninn.certify import calibrate
 from muninn.errors import CertificateError
 from muninn.files import write_whole
 from muninn.metrics import Metric
-from muninn.paired import call_seed
+from muninn.paired import PairedCalls, call_seed
 from muninn.platforms.platform import Platform
 from muninn.progress import bars
 
 SCOUTS = 2_000_000
 """First seed of the scouting episodes; none of a study's."""
+
+TUNED_ON = 96
+"""Scouting episodes that give the calls on which fewer steps are tuned: the first two groups."""
 
 
 def certificate_path(platform: str) -> Path:
@@ -127,6 +138,25 @@ def certify(platform: Platform, settings: Settings, contexts: Tensor, journal: P
         seed=settings.seed,
         resume=journal,
     )
+
+
+def tune_fewer(
+    platform: Platform, fast: CachedPlanner, contexts: Tensor, settings: Settings
+) -> Alternative:
+    """The best alternative with no fewer evaluations than the certified program has in the mean.
+
+    Tuned on scouted contexts, by the deviation that was certified; none of them is of a studied
+    episode.
+    """
+    certificate = fast.certificate
+    if certificate is None:
+        raise CertificateError(f"the certificate cannot be used: {fast.reason}")
+    metric, seed = position_metric(platform), call_seed(settings.seed, 2)
+    calls = PairedCalls(platform.planner, contexts, len(contexts), metric, seed)
+    search = AlternativeSearch(calls, settings.tolerance, allowed_share(certificate))
+    names = [name for name in available(platform.planner) if name != TAYLOR]
+    found = search.best(mean_evaluations(certificate), names)
+    return min(found.values(), key=lambda alternative: alternative.excess)
 
 
 def load_fast(platform: Platform, path: Path) -> CachedPlanner:

@@ -62,7 +62,7 @@ def fly(
         build()  # a platform that cannot be built must not cost the certificate
         for path in (paths.certificate, *paths.work.glob("scouts*")):
             path.unlink()
-    programs = prepare(build, settings, paths)
+    programs = prepare(build, settings, paths, fewer=study or "fewsteps" in (method or ()))
     certificate = programs.fast.certificate
     assert certificate is not None
     console.print(certificate.promise())

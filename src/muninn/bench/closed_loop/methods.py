@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from muninn.bench.baselines import few_steps
+from muninn.bench.alternatives import Alternative
 from muninn.bench.closed_loop.runner import SimulatedWorker
 from muninn.bench.closed_loop.traces import Trace
 from muninn.bench.protocol import Run, plain
@@ -60,7 +60,7 @@ METHODS: dict[str, Method] = {
         Method("full-instant", "Full, given enough time", "full", deadline=False, charged=False),
         Method("full", "Full, real time", "full", deadline=False),
         Method("full-deadline", "Full, real time, held to the deadline", "full"),
-        Method("fewsteps", "FewSteps, real time", "fewsteps"),
+        Method("fewsteps", "Fewer steps, tuned, real time", "fewsteps"),
         *(
             Method(name, title, "cached", name)
             for name, title in zip(
@@ -96,22 +96,23 @@ class ClosedLoopPrograms:
     Args:
         platform: its planner and screen.
         fast: the certified planner.
-
-    Attributes:
-        steps: evaluations of FewSteps: the certified program's mean, rounded up.
+        fewer: the tuned alternative with as many evaluations; None where no method asks for it.
     """
 
-    def __init__(self, platform: Platform, fast: CachedPlanner) -> None:
+    def __init__(
+        self, platform: Platform, fast: CachedPlanner, fewer: Alternative | None = None
+    ) -> None:
         if fast.certificate is None:
             raise InputError(f"the certificate cannot be used: {fast.reason}")
         self.platform = platform
         self.fast = fast
-        self.steps = fewsteps_count(fast)
+        self.fewer = fewer
         self._runs: dict[str, Run] = {
             "full": plain(platform.planner),
-            "fewsteps": plain(few_steps(platform.planner, self.steps)),
             "cached": lambda context, noise: fast(context, noise=noise),
         }
+        if fewer is not None:
+            self._runs["fewsteps"] = fewer.run(platform.planner)
 
     def plan(self, program: str, job: Job) -> Plans:
         """The plans of one robot, by themselves."""
@@ -124,6 +125,12 @@ class ClosedLoopPrograms:
         network rounds a batch.
         """
         found: dict[int, Plans] = {}
+        unknown = {name for name, _ in asked} - set(self._runs)
+        if unknown:
+            raise InputError(
+                f"no program {', '.join(sorted(unknown))} was prepared; fewer steps are tuned by "
+                "`muninn fly --study` or `--method fewsteps`"
+            )
         for program, run in self._runs.items():
             places = [place for place, (name, _) in enumerate(asked) if name == program]
             for chunk in _chunks(places, [len(asked[place][1].seeds) for place in places]):
@@ -145,18 +152,6 @@ class ClosedLoopPrograms:
                 )
             )
         return plans
-
-
-def fewsteps_count(fast: CachedPlanner) -> int:
-    """Mean evaluations of the certified program on the calls it was certified on, rounded up."""
-    certificate = fast.certificate
-    assert certificate is not None
-    steps = len(fast.planner.sampler)
-    for row in certificate.realised:
-        if row["member"] == certificate.member:
-            mean: float = row["evaluations_mean"]
-            return min(steps, max(2, math.ceil(mean - 1e-9)))
-    return steps  # member 0: full compute
 
 
 def rows_of(record: Record, rows: slice) -> Record:

@@ -7,19 +7,28 @@ episode in a journal as soon as it is over. Started again, the study goes on whe
 from __future__ import annotations
 
 import hashlib
+import json
 import multiprocessing
 import queue
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from muninn.bench.alternatives import Alternative
 from muninn.bench.closed_loop.batched import Ticket, fly_all
-from muninn.bench.closed_loop.certified import certify, load_fast, position_metric, scout
+from muninn.bench.closed_loop.certified import (
+    TUNED_ON,
+    certify,
+    load_fast,
+    position_metric,
+    scout,
+    tune_fewer,
+)
 from muninn.bench.closed_loop.loop import Flight
 from muninn.bench.closed_loop.methods import ClosedLoopPrograms, find_method
 from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
@@ -53,20 +62,47 @@ class Paths:
     work: Path
 
     @property
+    def fewer(self) -> Path:
+        """The tuned alternative: beside the latencies, which are its own too."""
+        return self.trace.with_name("fewer.json")
+
+    @property
     def journal(self) -> Path:
         """Finished episodes."""
         return self.work / "episodes.jsonl"
 
 
-def prepare(build: Build, settings: Settings, paths: Paths) -> ClosedLoopPrograms:
-    """The platform with its certified planner; certifies first where there is no certificate."""
+def prepare(
+    build: Build, settings: Settings, paths: Paths, *, fewer: bool = True
+) -> ClosedLoopPrograms:
+    """The platform with its certified planner; certifies first where there is no certificate.
+
+    Args:
+        build: the platform.
+        settings: how much.
+        paths: where things are kept.
+        fewer: whether fewer steps will be flown; they are tuned where they are not yet.
+    """
     platform = build()
     if not paths.certificate.exists():
         journal = paths.work / "calibration.jsonl"
         contexts = scout(build, settings, paths.work)
         certify(platform, settings, contexts, journal).save(paths.certificate)
         journal.unlink()
-    return ClosedLoopPrograms(platform, load_fast(platform, paths.certificate))
+    fast = load_fast(platform, paths.certificate)
+    if fewer and not paths.fewer.exists():
+        known = scout(build, replace(settings, scouts=min(settings.scouts, TUNED_ON)), paths.work)
+        found = tune_fewer(platform, fast, known, settings)
+        paths.fewer.parent.mkdir(parents=True, exist_ok=True)
+        paths.fewer.write_text(json.dumps(found.to_json()) + "\n")
+    return ClosedLoopPrograms(platform, fast, load_fewer(paths))
+
+
+def load_fewer(paths: Paths) -> Alternative | None:
+    """The tuned alternative, if there is one."""
+    if not paths.fewer.exists():
+        return None
+    return Alternative.from_json(json.loads(paths.fewer.read_text()))
 
 
 def run_study(
@@ -124,6 +160,7 @@ def _identity(programs: ClosedLoopPrograms, paths: Paths) -> dict[str, Any]:
         "planner": programs.platform.planner.identity(),
         "certificate": _digest(paths.certificate),
         "latencies": _digest(paths.trace),
+        "fewer": _digest(paths.fewer) if paths.fewer.exists() else None,
     }
 
 
@@ -182,7 +219,8 @@ def _work(arrived: Any, build: Build, paths: Paths, live: int, tickets: list[Tic
     try:
         platform = build()
         evaluate_on_gpu(platform.planner)  # first: a planner that changes once cached runs full
-        programs = ClosedLoopPrograms(platform, load_fast(platform, paths.certificate))
+        fast = load_fast(platform, paths.certificate)
+        programs = ClosedLoopPrograms(platform, fast, load_fewer(paths))
         trace = Trace.load(paths.trace)
         metric = position_metric(platform)
 

@@ -21,12 +21,14 @@ def measure_trace(
     """Time single jobs, screening included.
 
     Args:
-        programs: to time: full compute, fewer steps, the certified program, and its new samples.
+        programs: to time: full compute, the certified program and its new samples, and fewer
+            steps where they were tuned.
         contexts: (count, ...), taken in turn.
         calls: jobs of each, after a warm-up.
         progress: show a bar.
     """
-    kinds = (("full", 1), ("fewsteps", 1), ("cached", 1), ("cached", programs.platform.candidates))
+    fewer = [] if programs.fewer is None else [("fewsteps", 1)]
+    kinds = [("full", 1), *fewer, ("cached", 1), ("cached", programs.platform.candidates)]
     jobs: list[Timed] = []
     with bars(progress) as task:
         advance = task("time single jobs", calls)

@@ -15,6 +15,7 @@ from muninn.bench.closed_loop.loop import Flight
 from muninn.bench.closed_loop.methods import METHODS, ClosedLoopPrograms, needs
 from muninn.bench.closed_loop.recording import Recorder, bound_of, draw_gif
 from muninn.bench.closed_loop.traces import Replayed, Trace
+from muninn.bench.tables import title
 from muninn.certificate import Certificate
 
 DEPLOYED = "combined"
@@ -206,6 +207,18 @@ def comparison_table(pairs: Sequence[tables.Comparison]) -> str:
     )  # fmt: skip
 
 
+def _fewer(programs: ClosedLoopPrograms) -> str:
+    """What stands for fewer steps, in a sentence."""
+    found = programs.fewer
+    if found is None:
+        return ""
+    return (
+        f"Fewer steps: {title({'name': found.name, 'tuned': found.tuned()})}, {found.evaluations} "
+        f"evaluations, the best of the alternatives on {found.calls} tuning calls "
+        f"({found.spacing}). "
+    )
+
+
 def _page(
     out: Path,
     programs: ClosedLoopPrograms,
@@ -225,8 +238,8 @@ def _page(
         "those of single planning jobs on this machine, drawn from `latency.jsonl`.",
         f"Machine: {machine}.",
         summary_table(rows),
-        "Intervals: 95% (Wilson; bootstrap for means, of the episodes that succeed). FewSteps has "
-        f"{programs.steps} steps. Methods under a deadline hold when a plan takes longer than the "
+        "Intervals: 95% (Wilson; bootstrap for means, of the episodes that succeed). "
+        f"{_fewer(programs)}Methods under a deadline hold when a plan takes longer than the "
         "period; Full without one flies the old plan on.",
         "## Escalation",
         escalation_table(rows),

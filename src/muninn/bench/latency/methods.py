@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from muninn.arithmetic import arithmetic
-from muninn.bench.baselines import few_steps
+from muninn.bench.alternatives import FEWSTEPS, Alternative
 from muninn.bench.latency.programs import Programs
-from muninn.bench.multistep import MultistepPlanner
 from muninn.bench.protocol import Run, fixed_cost, plain
 from muninn.capture import capture
 from muninn.compiled import CompiledDenoiser
@@ -44,6 +43,8 @@ EVERY = (
     GATED_EAGER,
     OWN_EAGER,
     "full-compiled",
+    "few-compiled",
+    "dpm-compiled",
     "static-compiled",
     NETWORK_EAGER,
     FULL_GRAPH,
@@ -54,8 +55,12 @@ EVERY = (
     OWN_GRAPH,
     NETWORK_GRAPH,
     "full-compiled-graph",
+    "few-compiled-graph",
+    "dpm-compiled-graph",
     "static-compiled-graph",
     "full-last",
+    "few-last",
+    "dpm-last",
     "static-last",
 )
 """Names of all methods; which of them are offered depends on device and subject."""
@@ -126,6 +131,26 @@ def run_certified(planner: Planner, program: Program, engine: PlannerEngine) -> 
     return checked
 
 
+def compiled_denoiser(planner: Planner) -> Planner:
+    """The planner with its network compiled, for samplers that are not programs."""
+    # Guards of earlier subjects' networks would count towards the limit on recompilations.
+    torch.compiler.reset()
+    return replace(planner, denoiser=CompiledDenoiser(planner.denoiser))
+
+
+def run_alternative(
+    planner: Planner, alternative: Alternative, engine: PlannerEngine, graphed: bool
+) -> Run:
+    """An alternative on an engine: compiled or not, and on a GPU in one CUDA graph."""
+    used = planner
+    if engine == "compile":
+        used = replace(planner, denoiser=CompiledDenoiser(planner.denoiser))
+    sample = alternative.sample(used)
+    if graphed and engine != "eager":
+        sample = GraphedSample(used, sample)
+    return fixed_cost(sample, alternative.evaluations)
+
+
 def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
     """The evaluations of a static program and nothing else: what cannot be saved."""
     if not isinstance(program.plan, Static):
@@ -145,6 +170,8 @@ def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
 def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Method]:
     """All methods of a subject, Full eager first.
 
+    Fewer steps and DPM-Solver++ run on every engine that the static plan runs on.
+
     Args:
         programs: what runs.
         graphed: whether CUDA graphs can be had.
@@ -152,87 +179,73 @@ def methods_for(programs: Programs, *, graphed: bool, compiled: bool) -> list[Me
     """
     planner, count = programs.planner, programs.count
 
-    def compiled_planner() -> Planner:
-        # Guards of earlier subjects' networks would count towards the limit on recompilations.
-        torch.compiler.reset()
-        return replace(planner, denoiser=CompiledDenoiser(planner.denoiser))
-
-    def run(program: str, engine: PlannerEngine, planner: Planner = planner) -> Run:
-        deploy = run_program if program == "full" else run_certified
-        return deploy(planner, getattr(programs, program), engine)
-
-    def stored_last(program: str) -> Run:
+    @functools.cache
+    def stored_last() -> Planner:
         network = channels_last(programs.subject.network)
         denoiser = replace(planner.denoiser, network=network)  # type: ignore[type-var]
-        return run(program, "compile", replace(planner, denoiser=denoiser))
+        return replace(planner, denoiser=denoiser)
 
-    def solver(wrap: Callable[..., Any]) -> Run:
-        multistep = MultistepPlanner(planner, programs.subject.alpha_bar, count)
-        return fixed_cost(wrap(multistep.sample), count)
+    def run(program: str, engine: PlannerEngine, last: bool = False) -> Run:
+        deploy = run_program if program == "full" else run_certified
+        return deploy(stored_last() if last else planner, getattr(programs, program), engine)
 
-    def alone(wrap: Callable[..., Any]) -> Run:
-        return fixed_cost(wrap(network_alone(planner, programs.static)), count)
+    def other(name: str, engine: PlannerEngine, last: bool = False) -> Run:
+        return run_alternative(
+            stored_last() if last else planner, programs.alternative(name), engine, graphed
+        )
 
     def paper() -> Run:
         gate = programs.paper
         return lambda context, noise: gate(context, noise=noise)
 
-    graphed_sample = functools.partial(GraphedSample, planner)
-    fewer = few_steps(planner, count)
+    def alone() -> Run:
+        sample = network_alone(planner, programs.static)
+        return fixed_cost(GraphedSample(planner, sample) if graphed else sample, count)
+
+    few, dpm, static = f"FewSteps {count}", f"DPM-Solver++ {count}", "Muninn static"
+    after = "channels last"
+
+    def compiled_as(engine: Engine, suffix: str, full: Callable[[], Run]) -> list[Method]:
+        """What is compiled, and what is stored channels last too."""
+        made = functools.partial
+        return [
+            Method(f"full-{suffix}", "Full", engine, full),
+            Method(f"few-{suffix}", few, engine, made(other, FEWSTEPS, "compile")),
+            Method(f"dpm-{suffix}", dpm, engine, made(other, "dpmsolver", "compile")),
+            Method(f"static-{suffix}", static, engine, made(run, "static", "compile")),
+            Method("full-last", f"Full, {after}", engine, made(run, "full", "compile", True)),
+            Method("few-last", f"{few}, {after}", engine, made(other, FEWSTEPS, "compile", True)),
+            Method(
+                "dpm-last", f"{dpm}, {after}", engine, made(other, "dpmsolver", "compile", True)
+            ),
+            Method(
+                "static-last", f"{static}, {after}", engine, made(run, "static", "compile", True)
+            ),
+        ]
+
     eager = [
         Method(FULL_EAGER, "Full", "eager", lambda: plain(planner)),
-        Method("few-eager", f"FewSteps {count}", "eager", lambda: plain(fewer)),
-        Method("dpm-eager", f"DPM-Solver++ {count}", "eager", lambda: solver(_same)),
+        Method("few-eager", few, "eager", lambda: other(FEWSTEPS, "eager")),
+        Method("dpm-eager", dpm, "eager", lambda: other("dpmsolver", "eager")),
         Method("paper-eager", "the paper's gate", "eager", paper),
-        Method(STATIC_EAGER, "Muninn static", "eager", lambda: run("static", "eager")),
+        Method(STATIC_EAGER, static, "eager", lambda: run("static", "eager")),
         Method(GATED_EAGER, "Muninn gated", "eager", lambda: run("gated", "eager")),
         Method(OWN_EAGER, _OWN, "eager", lambda: run("gated_own", "eager")),
     ]
-    compile_eager = [
-        Method("full-compiled", "Full", "compiled", lambda: plain(compiled_planner())),
-        Method("static-compiled", "Muninn static", "compiled", lambda: run("static", "compile")),
-    ]
+    compile_eager = compiled_as("compiled", "compiled", lambda: plain(compiled_denoiser(planner)))
     if not graphed:
-        last = Method(
-            NETWORK_EAGER, f"{count} evaluations alone", "eager", lambda: alone(_same), False
-        )
+        last = Method(NETWORK_EAGER, f"{count} evaluations alone", "eager", alone, False)
         return _offered([*eager, *(compile_eager if compiled else []), last], programs)
     in_graph = [
         Method(FULL_GRAPH, "Full", "graph", lambda: run("full", "graph")),
-        Method(
-            "few-graph",
-            f"FewSteps {count}",
-            "graph",
-            lambda: run_program(fewer, programs.full, "graph"),
-        ),
-        Method("dpm-graph", f"DPM-Solver++ {count}", "graph", lambda: solver(graphed_sample)),
-        Method(STATIC_GRAPH, "Muninn static", "graph", lambda: run("static", "graph")),
+        Method("few-graph", few, "graph", lambda: other(FEWSTEPS, "graph")),
+        Method("dpm-graph", dpm, "graph", lambda: other("dpmsolver", "graph")),
+        Method(STATIC_GRAPH, static, "graph", lambda: run("static", "graph")),
         Method(GATED_GRAPH, "Muninn gated", "graph", lambda: run("gated", "graph")),
         Method(OWN_GRAPH, _OWN, "graph", lambda: run("gated_own", "graph")),
-        Method(
-            NETWORK_GRAPH,
-            f"{count} evaluations alone",
-            "graph",
-            lambda: alone(graphed_sample),
-            False,
-        ),
+        Method(NETWORK_GRAPH, f"{count} evaluations alone", "graph", alone, False),
     ]
-    compile_graph = [
-        Method("full-compiled-graph", "Full", "compiled graph", lambda: run("full", "compile")),
-        Method(
-            "static-compiled-graph",
-            "Muninn static",
-            "compiled graph",
-            lambda: run("static", "compile"),
-        ),
-        Method("full-last", "Full, channels last", "compiled graph", lambda: stored_last("full")),
-        Method(
-            "static-last",
-            "Muninn static, channels last",
-            "compiled graph",
-            lambda: stored_last("static"),
-        ),
-    ]
+    compile_graph = compiled_as("compiled graph", "compiled-graph", lambda: run("full", "compile"))
     # The graph covers what these two do, at the speed of the hardware.
     covered = ("few-eager", "dpm-eager")
     every = [
@@ -248,7 +261,3 @@ def _offered(methods: list[Method], programs: Programs) -> list[Method]:
     """Without a gate that adapts to calls, where random weights make all calls alike."""
     own = () if programs.subject.trained else (OWN_EAGER, OWN_GRAPH)
     return [method for method in methods if method.name not in own]
-
-
-def _same(sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return sample

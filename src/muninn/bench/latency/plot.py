@@ -21,13 +21,17 @@ _MARKERS = {"eager": "o", "compiled": "s", "graph": "^", "compiled graph": "D"}
 
 
 def plot_latency(path: Path, rows: Sequence[Row]) -> None:
-    """Write the picture; a deviation of 0 (full compute itself) stands at the bottom."""
+    """Write the picture; a deviation of 0 (full compute itself) stands at the bottom.
+
+    Networks with random weights are left out: their deviations mean nothing.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     drawn = [row for row in rows if row.p50_ms is not None and row.deviation_p95 is not None]
+    drawn = [row for row in drawn if row.trained]
     subjects = list(dict.fromkeys(row.subject for row in drawn))
     titles = list(dict.fromkeys(row.method_title for row in drawn))
     others = iter(_OTHERS * len(titles))
@@ -88,8 +92,7 @@ def _panel(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
             linewidth=1,
             alpha=0.6,
         )
-    weights = "" if first.trained else ", random weights"
-    axis.set_title(f"{first.title}, {first.precision}{weights}", fontsize=10, fontweight="bold")
+    axis.set_title(f"{first.title}, {first.precision}", fontsize=10, fontweight="bold")
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

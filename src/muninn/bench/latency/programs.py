@@ -12,17 +12,26 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from muninn.anchors import spread_steps
-from muninn.bench.latency.subjects import Subject
+from muninn.bench.alternatives import Alternative, AlternativeSearch
+from muninn.bench.latency.subjects import SEED, TUNING_CALLS, Subject
 from muninn.errors import InputError
 from muninn.forecast import Forecast
+from muninn.journal import Journal
+from muninn.metrics import rms_step
+from muninn.paired import PairedCalls
 from muninn.paper.gates import Threshold
 from muninn.paper.policy import ProbedPlanner
 from muninn.paper.split import Probe, split_of
 from muninn.plan import Adaptive, Program, Static
 from muninn.planner import Planner
 from muninn.rounds import RoundRuntime
+from muninn.search import Search
+from muninn.static_search import MODELS, Candidate, StaticSearch
 
-TUNING_CALLS = 4
+GATE_CALLS = 4
+SHARE = 0.03
+"""Of tuning calls that may be left out of a score; the default of :func:`muninn.tuning.tune`."""
+
 THRESHOLDS = (1e-7, 1e3)
 TRIALS = 14
 MARGIN = 0.9
@@ -68,11 +77,18 @@ def bisect(
 
 
 class Programs:
-    """Programs of one subject with ``count`` evaluations; gates are tuned when first asked for."""
+    """Programs of one subject with ``count`` evaluations, each tuned when first asked for.
 
-    def __init__(self, subject: Subject, count: int) -> None:
+    Args:
+        subject: the planner, and calls to tune on.
+        count: evaluations of a call.
+        tuning: calls to tune plans and alternatives on, at most as many as the subject has.
+    """
+
+    def __init__(self, subject: Subject, count: int, tuning: int = TUNING_CALLS) -> None:
         self.subject = subject
         self.count = count
+        self._tuning = tuning
 
     @property
     def planner(self) -> Planner:
@@ -91,13 +107,38 @@ class Programs:
 
     @functools.cached_property
     def static(self) -> Program:
-        """Evaluations spread evenly."""
-        return Program(self.forecast, Static(spread_steps(len(self.planner.sampler), self.count)))
+        """Evaluations spread evenly, or the best shortest path where the network is trained."""
+        even = Program(self.forecast, Static(spread_steps(len(self.planner.sampler), self.count)))
+        if self._calls is None:
+            return even
+        search = StaticSearch(
+            Search(self._calls, 1.0, SHARE, Journal(None, {}), lambda count: None)
+        )
+        paths = [search.program(Candidate(self.forecast, model), self.count) for model in MODELS]
+        return min([even, *paths], key=lambda program: search.search.score(program).excess)
+
+    def alternative(self, name: str) -> Alternative:
+        """What a user would pick instead, tuned on the same calls as the static plan."""
+        if self._alternatives is None:
+            return Alternative.untuned(name, self.planner, self.count)
+        return self._alternatives.best(self.count, [name])[name]
+
+    @functools.cached_property
+    def _alternatives(self) -> AlternativeSearch | None:
+        return None if self._calls is None else AlternativeSearch(self._calls, 1.0, SHARE)
+
+    @functools.cached_property
+    def _calls(self) -> PairedCalls | None:
+        contexts = self.subject.tuning
+        if contexts is None:
+            return None
+        contexts = contexts[: self._tuning]
+        return PairedCalls(self.planner, contexts, len(contexts), rms_step, SEED + 1)
 
     @functools.cached_property
     def gated(self) -> Program:
         """A gate with a hard cap of ``count`` evaluations, which nearly every call reaches."""
-        context, noise = self.subject.batch(TUNING_CALLS)
+        context, noise = self.subject.batch(GATE_CALLS)
 
         def fewest(threshold: float) -> float:
             program = Program(self.forecast, Adaptive(threshold, cap=self.count))
@@ -138,7 +179,7 @@ class Programs:
         Reuse is allowed at every step but the first and the last; the published band, a tenth at
         either end, alone takes 20 of 100 evaluations.
         """
-        context, noise = self.subject.batch(TUNING_CALLS)
+        context, noise = self.subject.batch(GATE_CALLS)
         probe = Probe(split_of(self.planner.denoiser))
         eligible = range(1, len(self.planner.sampler) - 1)
 

@@ -64,6 +64,7 @@ class Settings:
         growth: cells of the growth grid.
         growth_timed: rounds of each cell.
         compile: whether compiled methods take part.
+        tuning: calls on which plans and alternatives are tuned.
     """
 
     evaluations: int = 20
@@ -77,6 +78,7 @@ class Settings:
     growth: tuple[Cell, ...] = ()
     growth_timed: int = 5
     compile: bool = True
+    tuning: int = 32
 
     def stride(self, seconds: float) -> int:
         """A method takes part in every such round, given how long one of its calls takes.
@@ -148,4 +150,5 @@ def sizes(device: str, quick: bool) -> Settings:
         batch_timed=1,
         growth=grid(base, horizon=(32,), steps=(20,), dim=(8,), batch=(2,), width=(16,)),
         growth_timed=2,
+        tuning=4,
     )

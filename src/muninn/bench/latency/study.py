@@ -106,7 +106,7 @@ def _measure(
     batches: bool,
 ) -> None:
     """Everything about one subject, added to the results."""
-    programs = Programs(subject, settings.evaluations)
+    programs = Programs(subject, settings.evaluations, settings.tuning)
     methods = choose(methods_for(programs, graphed=graphed, compiled=settings.compile), wanted)
     rows, calls = measure_subject(subject, methods, settings, task)
     results.rows += rows

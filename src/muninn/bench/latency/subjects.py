@@ -28,12 +28,13 @@ from muninn.paired import call_seed
 from muninn.planner import Noise, Planner
 from muninn.planners.teacher import Network
 from muninn.planners.unet import TemporalUnet, UnetConfig
-from muninn.schedule import FloatArray, Schedule
+from muninn.schedule import Schedule
 from muninn.solvers import ddim
 
 Precision = Literal["fp32", "fp16"]
 STEPS = 100
 SEED = 20
+TUNING_CALLS = 32
 WIDE = (160, 320, 640, 1024)
 """Widths at which the U-Net has 63 million parameters, as the paper's."""
 
@@ -53,20 +54,21 @@ class Subject:
         name, title: for options and for people.
         network: what the planner's denoiser runs.
         planner: the eager planner.
-        alpha_bar: training schedule, for solvers that need it.
         contexts: one row per call, (calls, 2, 4).
         precision: of the network's layers; states are float32.
         trained: False where weights are random.
+        tuning: contexts of other calls, on which programs and alternatives are tuned; None where
+            weights are random and nothing can be.
     """
 
     name: str
     title: str
     network: nn.Module
     planner: Planner
-    alpha_bar: FloatArray
     contexts: Tensor
     precision: Precision
     trained: bool
+    tuning: Tensor | None = None
 
     @property
     def parameters(self) -> int:
@@ -91,6 +93,7 @@ def teacher_subject(
     teacher = bundled_teacher(bundled)
     network = teacher.network.to(device)
     contexts = maze_contexts(teacher, sample_problems(calls, seed=SEED))
+    tuning = maze_contexts(teacher, sample_problems(TUNING_CALLS, seed=SEED + 1))
     if precision == "fp16":
         halve(network)
     return Subject(
@@ -98,10 +101,10 @@ def teacher_subject(
         title,
         network,
         replace(maze_planner(teacher), dtype=torch.float32, condition=InpaintedEnds()),
-        teacher.schedule.alpha_bar,
         contexts.to(device),
         precision,
         trained=True,
+        tuning=tuning.to(device),
     )
 
 
@@ -132,9 +135,7 @@ def random_subject(
         condition=InpaintedEnds(),
         device=device,
     )
-    return Subject(
-        name, title, network, planner, schedule.alpha_bar, contexts.to(device), precision, False
-    )
+    return Subject(name, title, network, planner, contexts.to(device), precision, trained=False)
 
 
 def _fill_zeros(network: Network) -> None:

@@ -24,7 +24,7 @@ def summary_table(rows: Sequence[Row]) -> str:
 
     Of fewer than :data:`FEWEST_FOR_P99` calls the largest stands for the 99th percentile.
     """
-    planners = {row.subject: f"{row.title}, {row.precision}" for row in rows}
+    planners = {row.subject: _planner(row) for row in rows}
     found = {(row.method, row.subject): row for row in rows if row.p50_ms is not None}
     names = {
         row.method: f"{row.method_title}, {row.engine}"
@@ -48,7 +48,10 @@ def summary_table(rows: Sequence[Row]) -> str:
 
 
 def method_table(rows: Sequence[Row]) -> str:
-    """The methods of one subject; no 99th percentile of fewer calls than it takes."""
+    """The methods of one subject; no 99th percentile of fewer calls than it takes.
+
+    Nor a deviation where weights are random: plans of such a network say nothing.
+    """
     return _table(
         "method | engine | evaluations | p50 ms | p99 ms | max ms | calls | warm-up | "
         "deviation p95 | memory MB | over Full eager | over Full graph",
@@ -62,7 +65,7 @@ def method_table(rows: Sequence[Row]) -> str:
                 _ms(row.max_ms),
                 str(row.calls),
                 str(row.warm_up),
-                _figure(row.deviation_p95, ".2g"),
+                _figure(row.deviation_p95 if row.trained else None, ".2g"),
                 _figure(row.memory_mb, ".0f"),
                 _times(row.over_eager),
                 _times(row.over_graph),
@@ -206,6 +209,10 @@ def _figure(value: float | None, form: str) -> str:
 def _ms(value: float | None) -> str:
     """Three digits, or the whole number where it has more."""
     return _figure(value, ".0f" if value is not None and value >= 100.0 else ".3g")
+
+
+def _planner(row: Row) -> str:
+    return f"{row.title}, {row.precision}" + ("" if row.trained else ", untrained")
 
 
 def _tail(row: Row) -> str:

@@ -74,7 +74,7 @@ def write_latency(
     profile = _keep(out / f"{device}_profile.csv", ProfileRow, results.profile)
     for subject, text in results.profile_text.items():
         (out / f"{device}_profile_{subject}.txt").write_text(text)
-    if picture and any(row.deviation_p95 is not None for row in rows):
+    if picture and any(row.trained and row.deviation_p95 is not None for row in rows):
         plot_latency(out / f"{device}.png", rows)
     found = targets(device, rows, batches)
     page = _page(device, rows, batches, growth, profile, found, command)
@@ -109,7 +109,9 @@ def _page(
         "run left out is of earlier runs. Calls of Muninn look at network and arithmetic first, "
         "as under a certificate. Deviation: from "
         "Full eager with the same noise, RMS per time step; of networks with random weights it "
-        "means nothing. The threshold of the gate called Muninn gated is so tight that nearly all "
+        "means nothing and is not shown. The static plan, FewSteps and DPM-Solver++ are tuned on "
+        "the same other calls (anchors; spacing and order), and evenly spread where weights are "
+        "random. The threshold of the gate called Muninn gated is so tight that nearly all "
         "calls spend their cap, early: its time is a gate's, its deviation is not, and its p99 "
         "tells nothing of calls that take more evaluations than others. The one with its own "
         "threshold has the static plan's evaluations in the mean and a cap of 1.5 times as many. "

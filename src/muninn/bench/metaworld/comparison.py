@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from muninn.bench.metaworld.rollout import Episode, random_contexts, roll_out
 from muninn.bench.metaworld.subjects import Call, Subject
 from muninn.bench.metaworld.world import TEST
-from muninn.bench.protocol import Outcomes, Run, summarise
+from muninn.bench.protocol import Outcomes, Run, matched_evaluations, summarise
 from muninn.bench.statistics import excess_p_value, wilson
 from muninn.cached import cache
 from muninn.certificate import Certificate
@@ -30,6 +29,7 @@ _BATCH = 50
 def compare(
     subject: Subject,
     certificate: Certificate,
+    calibration: Tensor,
     tolerance: float,
     *,
     episodes: int,
@@ -42,8 +42,9 @@ def compare(
 
     Success is that of ``episodes`` held-out closed-loop episodes that each method drives itself.
     Deviation from Full and evaluations are those of one random call of each of Full's episodes,
-    the same for all methods. ``closed_loop`` adds what Full would have done at every call of the
-    episodes that Muninn drove.
+    the same for all methods. Alternatives are tuned on calls of the ``calibration`` contexts, from
+    which the certificate was made. ``closed_loop`` adds what Full would have done at every call of
+    the episodes that Muninn drove.
     """
     runs: dict[str, Run] = {"full": subject.full(), "muninn": subject.cached(certificate)}
     driven = {"full": roll_out_all(subject, "full", runs["full"], episodes, seed, task)}
@@ -52,9 +53,11 @@ def compare(
         subject.planner, contexts, episodes, subject.metric(), call_seed(seed, TEST, 1)
     )
     measured = {name: _outcomes(name, run, paired) for name, run in runs.items()}
-    alternatives = subject.fewer(math.ceil(measured["muninn"].evaluations.mean() - 1e-9))
-    measured |= {name: _outcomes(name, run, paired) for name, run in alternatives.items()}
-    runs |= alternatives
+    count = matched_evaluations(measured["muninn"])
+    for name, alternative in subject.fewer(count, calibration, certificate).items():
+        runs[name] = alternative.run(subject.deterministic())
+        measured[name] = _outcomes(name, runs[name], paired)
+        measured[name].tuned = alternative.tuned()
     for name, run in list(runs.items())[1:]:
         shadow = runs["full"] if name == "muninn" else None
         driven[name] = roll_out_all(subject, name, run, episodes, seed, task, shadow)

@@ -77,6 +77,7 @@ def run_study(
         progress: show progress bars.
     """
     subject = Subject.load(models, variant)
+    contexts = calibration_contexts(subject, raw, sizes.calibration, seed, progress=progress)
     path = out / f"{variant}.muninn.safetensors"
     if path.is_file():
         certificate = Certificate.load(path)
@@ -89,7 +90,7 @@ def run_study(
     else:
         certificate = calibrate(
             subject.planner,
-            calibration_contexts(subject, raw, sizes.calibration, seed, progress=progress),
+            contexts,
             tolerance=tolerance,
             risk=risk,
             confidence=sizes.confidence,
@@ -104,6 +105,7 @@ def run_study(
         result = compare(
             subject,
             certificate,
+            contexts,
             tolerance,
             episodes=sizes.episodes,
             timed=sizes.timed,
@@ -148,6 +150,7 @@ def write_summary(out: Path) -> Path:
             for method in result["methods"]:
                 ends = method.pop("task_success_ci95"), method.pop("violation_ci95")
                 del method["deviation_mean_ci95"]
+                method.pop("tuned", None)  # in the file of the variant
                 rows.append(
                     {"variant": variant}
                     | method

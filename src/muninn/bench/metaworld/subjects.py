@@ -14,11 +14,17 @@ from torch import Tensor
 
 from muninn.adapters import enable_cache, planner_of
 from muninn.adapters.lerobot_diffusion import executed_actions, global_conditions
-from muninn.bench.baselines import few_steps
+from muninn.bench.alternatives import (
+    TAYLOR,
+    Alternative,
+    AlternativeSearch,
+    allowed_share,
+    available,
+    tuning_calls,
+)
 from muninn.bench.metaworld.flow import STEPS, flow_planner
 from muninn.bench.metaworld.policy import features, load_policy
-from muninn.bench.multistep import MultistepPlanner
-from muninn.bench.protocol import Run, fixed_cost, plain
+from muninn.bench.protocol import Run, plain
 from muninn.cached import cache
 from muninn.certificate import Certificate
 from muninn.errors import InputError
@@ -97,22 +103,34 @@ class Subject:
         fast = cache(self.planner, certificate)
         return lambda context, noise: fast(context, noise=noise)
 
-    def fewer(self, count: int) -> dict[str, Run]:
+    def fewer(
+        self, count: int, contexts: Tensor, certificate: Certificate
+    ) -> dict[str, Alternative]:
         """The same network with ``count`` evaluations: what a user would do instead of caching.
 
-        DDIM (or Euler) steps are spread from the noisiest state to the clean one; LeRobot's own
-        spacing would leave out the noisiest and do worse.
+        Tuned on the calls on which the certificate's family was. Alternatives of a stochastic
+        sampler are those of its deterministic twin, DDIM with 100 steps, and tuned to that.
+
+        Args:
+            count: evaluations of a call.
+            contexts: that the certificate was made from.
+            certificate: of this policy.
         """
-        base = self.planner
-        if base.sampler.stochastic:
-            base = Subject.load(self.folder.parent, "ddim100").planner
-        count = max(2, min(count, len(base.sampler)))
-        ways = {"fewsteps": plain(few_steps(base, count))}
+        base = self.deterministic()
+        table = None
         if self.name != FLOW:
             table = self.policy.diffusion.noise_scheduler.alphas_cumprod.double().numpy()
-            solver = MultistepPlanner(self.planner, table, count)
-            ways["dpmsolver"] = fixed_cost(solver.sample, count)
-        return ways
+        assert certificate.tolerance is not None
+        calls = tuning_calls(base, contexts, self.metric(), certificate)
+        search = AlternativeSearch(calls, certificate.tolerance, allowed_share(certificate), table)
+        names = [name for name in available(base) if name != TAYLOR]
+        return search.best(max(2, min(count, len(base.sampler))), names)
+
+    def deterministic(self) -> Planner:
+        """The planner, or where its sampler is stochastic the same network with DDIM."""
+        if not self.planner.sampler.stochastic:
+            return self.planner
+        return Subject.load(self.folder.parent, "ddim100").planner
 
     # -- single calls, as a user makes them ----------------------------------------------------
 
