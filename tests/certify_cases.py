@@ -51,6 +51,11 @@ def certificate(**changes: Any) -> Certificate:
     return calibrate(changes.pop("planner", planner()), calls, **{**settings, **changes})
 
 
+def adopted(issued: Certificate, own: Planner) -> Certificate:
+    """The certificate as if it had been made for another planner; its figures mean nothing then."""
+    return replace(issued, identity=own.identity(), questions=None, form=None)
+
+
 def drive(plan: PlanFunction, seed: int) -> None:
     """Two calls; the second context depends on the first plan."""
     context = contexts(1, seed)
@@ -93,6 +98,7 @@ class Interrupting(torch.nn.Module):
         self.inner = inner
         self.left = 0
         self.evaluations = 0
+        self.eval()
 
     def forward(self, x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
         self.evaluations += 1

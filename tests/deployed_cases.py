@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-import muninn.cached
 from call_level_cases import certificate_for
 from muninn.cached import CachedPlanner, cache
-from muninn.denoiser import fingerprint
+from muninn.certificate import Certificate
 from muninn.engines import runtime_for
+from muninn.examine import examine
 from muninn.forecast import Forecast
 from muninn.plan import Program, Static
 from muninn.planner import Planner
@@ -27,7 +27,10 @@ WORDS = "network: its weights, settings or mode are no longer those of the certi
 
 def deployed(denoiser: Any, engine: Any = "eager") -> CachedPlanner:
     planner = Planner(denoiser, SAMPLER, SHAPE, engine=engine)
-    return cache(planner, certificate_for(planner, PROGRAM))
+    noise = planner.draw_noise(seeds=range(8))
+    questions = examine(replace(planner, engine="eager"), None, noise, 1).questions
+    certificate = replace(certificate_for(planner, PROGRAM), questions=questions)
+    return cache(planner, certificate, on_mismatch="full")
 
 
 def require_cached(fast: CachedPlanner) -> None:
@@ -52,11 +55,14 @@ def count_prints(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The list to which every network is added that a deployed planner identifies."""
     made: list[Any] = []
 
-    def counted(denoiser: Any) -> dict[str, Any]:
-        made.append(denoiser)
-        return fingerprint(denoiser)
+    identify = CachedPlanner._identify
 
-    monkeypatch.setattr(muninn.cached, "fingerprint", counted)
+    def counted(fast: CachedPlanner, certificate: Certificate) -> list[str]:
+        if hasattr(fast, "_runtime"):  # not when it is made
+            made.append(fast.planner.denoiser)
+        return identify(fast, certificate)
+
+    monkeypatch.setattr(CachedPlanner, "_identify", counted)
     return made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -108,7 +109,7 @@ def test_made_plain_it_is_cached_plain_and_full_compute_under_autocast(
     plain_made: Certificate,
 ) -> None:
     assert plain_made.arithmetic is None
-    fast, plainly = cache(planner(), plain_made), full()
+    fast, plainly = cache(planner(), plain_made, on_mismatch="full"), full()
     require_cached(fast, plain_made)
     with half():
         assert not torch.equal(full(), plainly)
@@ -123,7 +124,7 @@ def test_made_under_autocast_it_is_cached_there_and_full_compute_elsewhere(
 ) -> None:
     path = half_made.save(tmp_path / "c.safetensors")
     assert Certificate.load(path).arithmetic == half_made.arithmetic == HALF
-    fast = cache(planner(), path)  # loading does not ask
+    fast = cache(planner(), path, on_mismatch="full")  # its questions are asked under autocast
     require_full(fast, FROM_HALF)
     with half():
         require_cached(fast, half_made)
@@ -132,16 +133,25 @@ def test_made_under_autocast_it_is_cached_there_and_full_compute_elsewhere(
 
 
 def test_failures_that_raise_are_another_matter(plain_made: Certificate) -> None:
-    strict = cache(planner(), plain_made, on_failure="error")
+    strict = cache(planner(), plain_made, on_failure="error", on_mismatch="full")
     with half():
         require_full(strict, FROM_PLAIN)
+
+
+def test_a_call_that_does_not_fit_raises_where_the_user_asked_for_errors(
+    plain_made: Certificate,
+) -> None:
+    fast = cache(planner(), plain_made)
+    with half(), pytest.raises(CertificateError, match=re.escape(FROM_PLAIN)):
+        call(fast)
+    require_cached(fast, plain_made)
 
 
 def test_it_is_warned_of_once(
     plain_made: Certificate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(muninn.runtime, "_logged", set())
-    fast = cache(planner(), plain_made)
+    fast = cache(planner(), plain_made, on_mismatch="full")
     with caplog.at_level(logging.WARNING, logger="muninn"):
         call(fast)
         assert not caplog.messages
@@ -152,7 +162,7 @@ def test_it_is_warned_of_once(
 
 
 def test_products_of_the_cpu_are_followed_like_autocast(plain_made: Certificate) -> None:
-    fast = cache(planner(), plain_made)
+    fast = cache(planner(), plain_made, on_mismatch="full")
     require_cached(fast, plain_made)
     torch.set_float32_matmul_precision("medium")
     require_full(fast, "arithmetic: certificate plain, call {'mkldnn_matmul': ")
@@ -166,7 +176,7 @@ def test_tf32_is_followed_like_autocast(monkeypatch: pytest.MonkeyPatch) -> None
     torch.backends.cudnn.allow_tf32 = False
     issued = certificate()
     assert issued.arithmetic == {"cudnn_tf32": False}
-    fast = cache(planner(), issued)
+    fast = cache(planner(), issued, on_mismatch="full")
     require_cached(fast, issued)
     torch.backends.cudnn.allow_tf32 = True
     require_full(fast, "arithmetic: certificate {'cudnn_tf32': False}, call plain")
@@ -176,7 +186,8 @@ def test_tf32_is_followed_like_autocast(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_full_compute_of_another_engine_is_the_eager_one(plain_made: Certificate) -> None:
     compiled = replace(planner(), engine="compile")
-    fast = CachedPlanner(compiled, plain_made, "full")
+    made = replace(plain_made, identity=compiled.identity())
+    fast = CachedPlanner(compiled, made, on_mismatch="full")
     with half():  # nothing is compiled
         require_full(fast, FROM_PLAIN)
 
@@ -185,7 +196,7 @@ def test_full_compute_of_another_engine_is_the_eager_one(plain_made: Certificate
 
 
 def test_every_member_of_the_family_is_full_compute_under_autocast(plain_made: Certificate) -> None:
-    programs = CertifiedPrograms(cache(planner(), plain_made), accept_all)
+    programs = CertifiedPrograms(cache(planner(), plain_made, on_mismatch="full"), accept_all)
     job = Job(1, contexts(1), (5,))
     assert plain_made.member > 1 and programs.run(job).record.fallbacks == 0
     with half():
@@ -198,7 +209,9 @@ def test_every_member_of_the_family_is_full_compute_under_autocast(plain_made: C
 def test_calls_under_another_arithmetic_are_no_evidence_of_the_cache(
     plain_made: Certificate,
 ) -> None:
-    watched = Monitored(cache(planner(), plain_made), Monitor(plain_made, seed=0), rate=1.0)
+    watched = Monitored(
+        cache(planner(), plain_made, on_mismatch="full"), Monitor(plain_made, seed=0), rate=1.0
+    )
     with half():
         trajectory, record = watched(contexts(4), generator=generator())
         assert torch.equal(trajectory, full())
@@ -216,14 +229,14 @@ def test_an_interceptor_compares_with_the_certificate_at_every_step() -> None:
     program = Program(Forecast("sample", 1, False), Static((0, 4, 12, 39)))
     issued = replace(certificate_for(own, program), arithmetic=HALF)
     noise = own.draw_noise(1, generator=generator())
-    cached = intercept(network, own, issued, read=lambda x, cond, t: (x, t))
+    cached = intercept(network, own, issued, read=lambda x, cond, t: (x, t), on_mismatch="full")
     for _ in range(2):  # the first run proves the loop
         clamping_loop(network, own, torch.ones(1), noise)
         assert cached.last is not None and cached.last.evaluations[0] == 40
         assert str(cached.last.fallback[0]).startswith(FROM_HALF)
     cached.remove()
     with half():
-        cached = intercept(network, own, issued, read=lambda x, cond, t: (x, t))
+        cached = intercept(network, own, issued, read=lambda x, cond, t: (x, t), on_mismatch="full")
         for expected in (40, 4):
             clamping_loop(network, own, torch.ones(1), noise)
             assert cached.last is not None and cached.last.evaluations[0] == expected
@@ -284,7 +297,7 @@ def test_committed_certificates_are_what_they_were(path: Path, tmp_path: Path) -
 
 
 def test_the_bundled_certificate_is_used_without_autocast_only() -> None:
-    fast = cache(maze_planner(bundled_teacher("maze2d")), BUNDLED)
+    fast = cache(maze_planner(bundled_teacher("maze2d")), BUNDLED, on_mismatch="full")
     for context in (nullcontext(), half()):
         with context:
             _, record = fast(torch.zeros(1, 2, 4), generator=generator())

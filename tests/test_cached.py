@@ -109,6 +109,7 @@ class Fragile(torch.nn.Module):
         super().__init__()
         self.inner = inner
         self.last: float | None = None
+        self.eval()
 
     def forward(self, x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
         now = float(timestep[0])

@@ -18,10 +18,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import muninn.certificate
+import muninn.certificate_file
 from certify_cases import CHANGES, FAMILY, TOLERANCE, certificate, guided, planner
 from muninn.certificate import Bound, Certificate, library_versions
 from muninn.errors import CertificateError
+from muninn.questions import Questions
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,10 @@ def content(issued: Certificate, tmp_path_factory: pytest.TempPathFactory) -> by
 
 def same(one: Certificate, other: Certificate) -> bool:
     def plain(value: Any) -> Any:
-        if isinstance(value, Bound):
+        if isinstance(value, Bound | Questions):
             return [plain(field) for field in vars(value).values()]
+        if isinstance(value, dict):
+            return {name: plain(item) for name, item in value.items()}
         return value.tolist() if isinstance(value, np.ndarray) else value
 
     return all(
@@ -90,11 +93,12 @@ def test_the_file_is_for_safetensors_and_json_only(
     path = issued.save(tmp_path / "c")
     assert same(Certificate.load(path), issued)
     assert set(safetensors.numpy.load(content)) == {
-        "estimates", "bound_estimate", "bound_deviation",
+        "estimates", "bound_estimate", "bound_deviation", "question_states", "question_answers",
+        "question_timesteps", "question_spread", "question_context0",
     }  # fmt: skip
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])["__metadata__"]
-    assert json.loads(header["muninn_certificate"])["certificate"]["schema"] == 1
+    assert json.loads(header["muninn_certificate"])["certificate"]["schema"] == 2
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, content: bytes) -> None:
@@ -134,9 +138,9 @@ def test_a_later_schema_is_refused_with_the_way_out(
     tmp_path: Path, issued: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(muninn.certificate, "SCHEMA", 2)
-        path = issued.save(tmp_path / "c")
-    with pytest.raises(CertificateError, match=r"'schema' is 2.*reads 1; upgrade muninn-diff"):
+        patch.setattr(muninn.certificate_file, "SCHEMA", 3)
+        path = replace(issued, schema=3).save(tmp_path / "c")
+    with pytest.raises(CertificateError, match=r"'schema' is 3.*reads 1 to 2; upgrade muninn-diff"):
         Certificate.load(path)
 
 
@@ -246,7 +250,7 @@ def test_a_planner_that_differs_is_told_in_which_field(issued: Certificate, fiel
 
 
 def test_another_guidance_scale_is_another_program(issued: Certificate) -> None:
-    own = replace(issued, identity=guided(planner(), 1.5).identity())
+    own = replace(issued, identity=guided(planner(), 1.5).identity(), questions=None)
     assert own.mismatches(guided(planner(), 1.5)) == []
     found = own.mismatches(guided(planner(), 1.6))
     assert found[0] == "model.guidance.scale: certificate 1.5, planner 1.6"

@@ -36,9 +36,10 @@ def test_a_bad_risk_or_confidence_is_refused(bad: float) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"calls": None}, "calls holds no call"),
         ({"calls": 0}, "calls holds no call; give batched contexts"),
         ({"calls": -3}, "calls holds no call"),
-        ({"calls": {"goal": "left"}}, "calls holds no call"),
+        ({"calls": {"goal": "left"}}, "context is dict without a tensor; give tensors"),
         ({"calls": torch.zeros(0, 2)}, "context is empty; give at least one call"),
         ({"calls": torch.tensor(1.0)}, "has no batch dimension"),
         ({"calls": (torch.zeros(3, 2), torch.zeros(4, 2))}, "4 rows but context"),

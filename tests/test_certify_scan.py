@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from certify_cases import STEPS, TableUnits, uniform_tolerated
-from muninn.certify import _choose_member, split_units
+from muninn.certify import split_units
 from muninn.errors import CalibrationError
 from muninn.forecast import Forecast
 from muninn.journal import Journal
 from muninn.plan import Everywhere, Family, Static
 from muninn.risk import choose_member, order_statistic, tolerated
+from muninn.scan import choose_among
 from muninn.schedule import FloatArray
 
 # -- the scan over units ---------------------------------------------------------------------
@@ -27,7 +28,7 @@ def long_family(members: int) -> Family:
 def scan(excess: FloatArray, allowed: int, chunk: int = 7, check_full: bool = False) -> Any:
     family = long_family(excess.shape[1])
     units = TableUnits(excess, family, chunk)
-    result = _choose_member(
+    result = choose_among(
         units, family, list(range(units.count)), allowed, check_full, Journal(None, {}),
         lambda description, total: lambda steps: None,
     )  # fmt: skip
@@ -66,7 +67,7 @@ def test_full_compute_is_checked_only_against_a_reference() -> None:
     member, outcomes, _, units = scan(excess, allowed=3)
     assert (member, outcomes) == (0, [])
     assert all(k > 0 for k, _ in units.measured)
-    with pytest.raises(CalibrationError, match=r"full compute itself.*raise the tolerance or dep"):
+    with pytest.raises(CalibrationError, match=r"full compute itself.*Raise the tolerance, dep"):
         scan(excess, allowed=3, check_full=True)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from muninn.context import batch_size, concatenate, copy_into, digest, select, signature, tensors
+from muninn.context import batch_size, concatenate, copy_into, select, signature, tensors
+from muninn.digest import digest
 from muninn.errors import InputError
 
 Scene = collections.namedtuple("Scene", ["start", "goal"])
@@ -81,7 +82,7 @@ def test_any_mapping_is_a_nest_and_stays_what_it_is(kind: Any) -> None:
     paths = ["context['goal']", "context['scene']['map']"]
     assert [path for path, _ in tensors(first)] == paths
     assert batch_size(first) == 2
-    assert digest(first) != digest(other)
+    assert digest(first, "c") != digest(other, "c")
     for made in (select(first, torch.tensor([1])), concatenate([first, other])):
         assert type(made) is kind and type(made["scene"]) is kind
     assert concatenate([first, other])["goal"].flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
@@ -139,24 +140,25 @@ def test_batch_size_is_that_of_every_tensor_or_none_without_tensors() -> None:
 
 
 def test_digest_depends_on_values_shapes_dtypes_and_places() -> None:
-    base = digest(nest())
-    assert base == digest(nest())
+    base = digest(nest(), "c")
+    assert base == digest(nest(), "c")
     changed = nest()
     changed["goal"] = torch.arange(6.0).view(3, 2) + 1e-3
     renamed = {("target" if key == "goal" else key): value for key, value in nest().items()}
     reshaped, retyped = nest(), nest()
     reshaped["goal"] = torch.arange(6.0).view(3, 2, 1)
     retyped["goal"] = torch.arange(6.0, dtype=torch.float64).view(3, 2)
-    others = [digest(other) for other in (changed, renamed, reshaped, retyped, None)]
+    others = [digest(other, "c") for other in (changed, renamed, reshaped, retyped, None)]
     assert len({base, *others}) == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
 def test_digest_reads_every_dtype_and_layout(dtype: torch.dtype) -> None:
     values = torch.arange(12).view(3, 4).to(dtype)
-    assert digest(values) == digest(values.clone())
-    assert digest(values.T) == digest(values.T.contiguous())
-    assert digest(values) != digest(~values if dtype == torch.bool else values + 1)
+    assert digest(values, "c") == digest(values.clone(), "c")
+    assert digest(values.T, "c") == digest(values.T.contiguous(), "c")
+    other = ~values if dtype == torch.bool else values + 1
+    assert digest(values, "c") != digest(other, "c")
 
 
 def test_tensors_without_a_batch_dimension_are_refused() -> None:

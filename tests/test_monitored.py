@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from certify_cases import STEPS, Interrupting, certificate, contexts, planner
+from certify_cases import STEPS, Interrupting, adopted, certificate, contexts, planner
 from muninn.cached import CachedPlanner, cache
 from muninn.certificate import Certificate
 from muninn.errors import CertificateError, InputError
@@ -33,7 +33,9 @@ ISSUED: Certificate = certificate()
 def watched(
     rate: float = 1.0, own: Planner | None = None, issued: Certificate = ISSUED, **more: Any
 ) -> Monitored:
-    fast = CachedPlanner(own or planner(), issued, "full")
+    own = own or planner()
+    issued = adopted(issued, own)
+    fast = CachedPlanner(own, issued)
     return Monitored(fast, Monitor(issued, seed=0), rate=rate, seed=more.pop("seed", 1), **more)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from deployed_cases import (
     SAMPLER,
+    WORDS,
     assigned,
     count_prints,
     deployed,
@@ -20,7 +21,7 @@ from deployed_cases import (
     scaled,
 )
 from muninn.denoiser import GradientGuidance
-from muninn.weights import Weights
+from muninn.watch import Watch
 from recording_cases import record_instead_of_cuda
 from replacing_cases import CHANGES, Wrapper, network
 
@@ -166,14 +167,14 @@ def test_numbers_of_every_dtype_are_compared_and_nan_is_equal_to_itself(dtype: t
     module = nn.Module()
     module.register_buffer("weight", weight)
     module.register_buffer("flag", torch.zeros(2, dtype=torch.bool))
-    weights = Weights(module)
-    assert weights.unchanged()
+    weights = Watch(module)
+    assert weights.change()() is None
     module.get_buffer("flag").data.fill_(True)
-    assert not weights.unchanged()
+    assert weights.change()() == "weights or settings"
     module.get_buffer("flag").data.fill_(False)
-    assert weights.unchanged()
+    assert weights.change()() is None
     weight.data.fill_(1.0)
-    assert not weights.unchanged()
+    assert weights.change()() == "weights or settings"
 
 
 class WithArray:
@@ -202,6 +203,6 @@ def test_another_scale_of_guidance_is_noticed() -> None:
     fast = deployed(guidance)
     require_cached(fast)
     guidance.scale = 0.3
-    require_full(fast, "guidance: certificate {'guidance': 'gradient', 'scale': 0.1")
+    require_full(fast, f"{WORDS} (model.guidance.scale: certificate 0.1, planner 0.3")
     guidance.scale = 0.1
     require_cached(fast)

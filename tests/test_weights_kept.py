@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from deployed_cases import assigned, count_prints, deployed, require_cached, require_full, scaled
-from muninn.weights import Weights
+from muninn.watch import Watch
 from replacing_cases import Hiding, Wrapper, network
 
 
@@ -114,7 +114,7 @@ def test_a_search_is_repeated_only_when_something_was_replaced(
     module = Remembering()
     fast = deployed(Wrapper(module))
     require_cached(fast)  # ``last`` was None
-    monkeypatch.setattr("muninn.weights.Reach", None)
+    monkeypatch.setattr("muninn.watch.Reach", None)
     require_cached(fast)
 
 
@@ -144,8 +144,10 @@ def test_weights_that_were_replaced_are_let_go_by_the_next_call() -> None:
 
 def test_changes_are_told_from_the_state_that_was_seen_first() -> None:
     layers = network()
-    weights = Weights(layers)
-    assert weights.unchanged()
+    weights = Watch(layers)
+    assert weights.change()() is None
     scaled(layers)
-    assert not weights.unchanged() and not weights.unchanged()
-    assert Weights(layers).unchanged()
+    assert (
+        weights.change()() == "weights or settings" and weights.change()() == "weights or settings"
+    )
+    assert Watch(layers).change()() is None

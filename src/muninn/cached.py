@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -11,43 +12,73 @@ import torch
 from torch import Tensor
 
 from muninn.arithmetic import arithmetic
-from muninn.certificate import Certificate
-from muninn.context import Context
-from muninn.denoiser import described, fingerprint
+from muninn.certificate import Certificate, differences
+from muninn.context import Context, batch_size, form
 from muninn.engines import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
 from muninn.record import Record
 from muninn.runtime import OnFailure, Runtime, log_once
-from muninn.weights import Weights
+from muninn.watch import Watch
 
 OnMismatch = Literal["error", "full"]
+State = Callable[[], dict[str, Any]]
+"""What a policy's certificate depends on besides its planner; cheap to read."""
 
-_OTHER_NETWORK = (
-    "network: its weights, settings or mode are no longer those of the certificate; put them back, "
-    "or calibrate the planner as it is now"
+_PUT_BACK = "put that back, or calibrate the planner as it is now"
+OTHER_CODE = (
+    "network: a method, a hook or another function that it runs was replaced after the "
+    f"certificate was compared with it; {_PUT_BACK}"
 )
+OTHER_NETWORK = "network: its weights, settings or mode are no longer those of the certificate"
 
 
 class CachedPlanner:
     """Runs the certified program. Build it with :func:`cache`.
 
+    Every call is compared with the certificate: arithmetic and context before it runs, the network
+    while the device is busy with it. ``on_mismatch`` says what happens to a call that does not
+    fit; the next one that fits is cached again.
+
     Attributes:
         planner: the user's planner, untouched.
         certificate: the promise, or None where full compute runs instead.
+        asking: the network is being asked the certificate's stored questions.
+
+    Raises:
+        CertificateError: the certificate was made for another planner, and ``on_mismatch`` is
+            ``error``.
     """
 
     def __init__(
         self,
         planner: Planner,
         certificate: Certificate | None,
-        on_failure: OnFailure,
+        on_failure: OnFailure = "full",
         reason: str | None = None,
+        *,
+        on_mismatch: OnMismatch = "error",
+        state: State = dict,
     ) -> None:
         self.planner = planner
         self.certificate = certificate
-        self._reason = reason
+        self.on_mismatch = on_mismatch
+        self.asking = False
+        self._state = state
+        self._watch: Watch | None = None
+        self._before: Watch | None = None
+        self._unidentified: str | None = None  # what a fingerprint leaves out, as it was at first
+        self._judged = reason
+        if certificate is not None and (found := self._identify(certificate)):
+            reason = self._judged = (
+                f"the certificate was made for another program: {'; '.join(found)}. Calibrate this "
+                "planner, or pass on_mismatch='full' to run it uncached"
+            )
+            if on_mismatch == "error":
+                raise CertificateError(reason)
+            log_once(f"running full compute: {reason}")
+            self.certificate = certificate = None
         full = Program.full(planner.sampler.kind)
         if certificate is None:
             self._full = runtime_for(planner, full, on_failure=on_failure)
@@ -55,15 +86,19 @@ class CachedPlanner:
         self._runtime = runtime_for(planner, certificate.program, on_failure=on_failure)
         # Eager: nothing is to be captured or compiled in the middle of a run.
         self._full = Runtime(replace(planner, engine="eager"), full, on_failure=on_failure)
-        self._weights: Weights | None = Weights(planner.denoiser)
-        self._unidentified = self._weights.unidentified()
+        self._was = state()
+
+    # -- does a call fit the certificate -------------------------------------------------------
 
     @property
     def reason(self) -> str | None:
-        """Why a call made here and now runs full compute instead of the program, or None."""
+        """Why a call made here and now runs full compute instead of the program, or None.
+
+        :meth:`misfit` says what depends on the context of a call.
+        """
         if self.certificate is None:
-            return self._reason
-        return self.other_arithmetic or self._other_network(self.certificate.identity["model"])
+            return self._judged
+        return self.other_arithmetic or self._look()()
 
     @property
     def other_arithmetic(self) -> str | None:
@@ -73,31 +108,77 @@ class CachedPlanner:
         was, here = self.certificate.arithmetic, arithmetic(self.planner.device)
         if was == here:
             return None
-        return _logged(
+        return (
             f"arithmetic: certificate {was or 'plain'}, call {here or 'plain'}; call with the "
             "autocast and precision settings of calibration, or calibrate with those of the call"
         )
 
-    def _other_network(self, identity: dict[str, Any]) -> str | None:
-        """Why the network is not the certificate's, or None.
+    def misfit(self, context: Context) -> str | None:
+        """Why a context is not of the kind that was calibrated, or None."""
+        certificate = self.certificate
+        if certificate is None:
+            return None
+        if certificate.form is not None and (here := form(context)) != certificate.form:
+            found = differences("", certificate.form, here, "call")
+            return (
+                f"context: {'; '.join(found[:3])} (each is the shape of one row: a single call is "
+                "context[None]); give contexts like those calibrated, or calibrate with these"
+            )
+        if not certificate.together and (rows := batch_size(context) or 1) > 1:
+            return (
+                f"batch: the call has {rows} rows. Rows that are run together influence each other "
+                "in this network, so it was calibrated one row at a time; call it row by row"
+            )
+        return None
 
-        It is identified anew when anything about it has changed since it was the last time.
+    def _look(self) -> Callable[[], str | None]:
+        """Look at the network; the function that is returned says why it is another one, or None.
+
+        Between the two the device may work.
         """
-        denoiser = self.planner.denoiser
-        guidance = described(denoiser)
-        if guidance != identity["guidance"]:
-            return _logged(f"guidance: certificate {identity['guidance']}, planner {guidance}")
-        if self._weights is None or not self._weights.unchanged():
-            weights = Weights(denoiser)  # first: what changes meanwhile is to be seen next time
-            same = fingerprint(denoiser) == identity
-            same &= weights.unidentified() == self._unidentified
-            self._reason = None if same else _OTHER_NETWORK
-            self._weights = weights
-        return None if self._reason is None else _logged(self._reason)
+        state = self._state()
+        if state != self._was:
+            found = differences("", self._was, state, "policy")
+            return lambda: f"policy: {'; '.join(found)}; {_PUT_BACK}"
+        change = None if self._watch is None else self._watch.change()
+        return lambda: self._judge("copied" if change is None else change())
+
+    def _judge(self, change: str | None) -> str | None:
+        """The network is identified anew when its weights or settings have changed."""
+        if change == "code":
+            return OTHER_CODE
+        if change is not None and self.certificate is not None:
+            found = self._identify(self.certificate)
+            self._judged = f"{OTHER_NETWORK} ({'; '.join(found)}); {_PUT_BACK}" if found else None
+        return self._judged
+
+    def _identify(self, certificate: Certificate) -> list[str]:
+        """Fields in which the planner differs from its certificate; watches it from here on.
+
+        What the network rewrites by itself when it is asked is not watched.
+        """
+        denoiser, rewritten = self.planner.denoiser, set[Hashable]()
+        self._before = before = Watch(denoiser)  # kept: what is skipped goes by identity
+        self.asking = True
+        try:
+            other = certificate.other_answers(
+                self.planner, lambda: rewritten.update(before.rewritten())
+            )
+        finally:
+            self.asking = False
+        # Before weights are hashed: they may change meanwhile, and that is to be seen next time.
+        self._watch = Watch(denoiser, rewritten)
+        here = self._watch.unidentified()
+        self._unidentified = self._unidentified or here
+        if here != self._unidentified:
+            other.append("model: a part that was there when the certificate was compared with it")
+        return certificate.differences(self.planner) or other
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has weights of its own, and identifies them at its first call."""
-        return {**vars(self), "_weights": None}
+        return {**vars(self), "_watch": None, "_before": None}
+
+    # -- the call ------------------------------------------------------------------------------
 
     def __call__(
         self,
@@ -112,24 +193,50 @@ class CachedPlanner:
         with probability ``1 - risk`` on average over calls; ``record.rank`` places its error
         estimate among the calibration calls.
 
-        A call under another arithmetic than calibration's, or with a network that is no longer the
-        certificate's, is planned with full compute, and ``record.fallback`` says so; the next that
-        fits is cached again.
+        Raises:
+            CertificateError: the call does not fit the certificate, and ``on_mismatch`` is
+                ``error``. With ``full`` it is planned with full compute, and ``record.fallback``
+                says why.
         """
-        reason = self.reason
-        if self.certificate is None or reason is not None:
-            trajectory, record = self._full(context, noise=noise, generator=generator)
-            return trajectory, replace(record, fallback=(reason,) * len(trajectory))
-        trajectory, record = self._runtime(context, noise=noise, generator=generator)
-        bound = self.certificate.bound(record.estimate)
-        if self.certificate.reference is None:  # a fall-back is the full plan itself
+        noise = self.planner.prepare(context, noise, generator)
+        certificate = self.certificate
+        if certificate is None:
+            return self._in_full(context, noise, self._judged)
+        reason = self.other_arithmetic or self.misfit(context)
+        if reason is None:
+            looked: list[Callable[[], str | None]] = []
+            try:
+                trajectory, record = self._runtime(
+                    context, noise=noise, meanwhile=lambda: looked.append(self._look())
+                )
+                reason = looked[0]()
+            except Exception:
+                reason = self._look()()
+                if reason is None:
+                    raise
+        if reason is not None:
+            self.refuse(reason)
+            return self._in_full(context, noise, reason)
+        bound = certificate.bound(record.estimate)
+        if certificate.reference is None:  # a fall-back is the full plan itself
             bound[[reason is not None for reason in record.fallback]] = 0.0
-        return trajectory, replace(record, bound=bound, rank=self.certificate.rank(record.estimate))
+        return trajectory, replace(record, bound=bound, rank=certificate.rank(record.estimate))
 
+    def refuse(self, reason: str) -> None:
+        """Say that something does not fit the certificate, as the user wants it said.
 
-def _logged(reason: str) -> str:
-    log_once(f"running full compute: {reason}")
-    return reason
+        Raises:
+            CertificateError: ``on_mismatch`` is ``error``.
+        """
+        if self.on_mismatch == "error":
+            raise CertificateError(
+                f"{reason}. With on_mismatch='full' such calls are planned with full compute"
+            )
+        log_once(f"running full compute: {reason}")
+
+    def _in_full(self, context: Context, noise: Noise, reason: str | None) -> tuple[Tensor, Record]:
+        trajectory, record = self._full(context, noise=noise)
+        return trajectory, replace(record, fallback=(reason,) * len(trajectory))
 
 
 def cache(
@@ -138,16 +245,19 @@ def cache(
     *,
     on_mismatch: OnMismatch = "error",
     on_failure: OnFailure = "full",
+    state: State = dict,
 ) -> CachedPlanner:
     """A fast planner that keeps its certificate's promise.
 
     Args:
         planner: the planner that was calibrated.
         certificate: the certificate, or the path of its file.
-        on_mismatch: what to do if the file cannot be read or was made for another program:
-            ``error`` raises, ``full`` runs full compute and says so in every record.
+        on_mismatch: what to do if the file cannot be read or was made for another program, or if
+            a later call does not fit it (the network was changed, other autocast, another kind of
+            context): ``error`` raises, ``full`` runs full compute and says so in every record.
         on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
             compute for it, ``error`` raises.
+        state: what else the certificate depends on, for adapters; compared at every call.
 
     Raises:
         CertificateError: names the fields that differ, with ``on_mismatch="error"``.
@@ -163,18 +273,13 @@ def cache(
     try:
         if not isinstance(certificate, Certificate):
             certificate = Certificate.load(certificate)
-        differences = certificate.mismatches(planner)
-        if differences:
-            raise CertificateError(
-                "the certificate was made for another program: "
-                + "; ".join(differences)
-                + ". Calibrate this planner, or pass on_mismatch='full' to run it uncached"
-            )
     except CertificateError as error:
         if on_mismatch == "error":
             raise
         log_once(f"running full compute: {error}")
         return CachedPlanner(planner, None, on_failure, str(error))
-    if certificate.identity["model"]["weights"] is None:
-        log_once("no weights were found in the denoiser, so the certificate cannot check them")
-    return CachedPlanner(planner, certificate, on_failure)
+    fast = CachedPlanner(planner, certificate, on_failure, on_mismatch=on_mismatch, state=state)
+    if fast.certificate is not None:
+        for words in certificate.caveats(planner):
+            log_once(words)
+    return fast

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 import torch
 
+from muninn import certificate_file
 from muninn.arithmetic import Arithmetic
 from muninn.errors import CertificateError, MuninnError
-from muninn.files import write_whole
 from muninn.plan import Family, Program
 from muninn.planner import Planner
+from muninn.questions import Questions
 from muninn.schedule import FloatArray
-
-SCHEMA = 1
-_KEY = "muninn_certificate"
+from muninn.unchecked import UNCHECKED
 
 
 def library_versions() -> dict[str, str]:
@@ -51,9 +47,14 @@ class Bound:
     deviation: FloatArray
     quantile: float
 
+    def fitted(self, estimate: FloatArray) -> FloatArray:
+        """``m(A)``; a call whose estimate is missing (NaN) counts as the hardest."""
+        known = np.where(np.isnan(estimate), np.inf, estimate)
+        return np.asarray(np.interp(known, self.estimate, self.deviation))
+
     def __call__(self, estimate: FloatArray) -> FloatArray:
         """Dhat of calls with the given accumulated estimates."""
-        fitted = np.interp(estimate, self.estimate, self.deviation)
+        fitted = self.fitted(estimate)
         result: FloatArray = np.maximum(fitted + self.quantile, 0.0)
         return result
 
@@ -83,6 +84,12 @@ class Certificate:
         versions: libraries at calibration.
         arithmetic: :func:`muninn.arithmetic.arithmetic` in force at calibration. Compared at every
             call, not when the certificate is loaded: that is done outside of autocast.
+        form: :func:`muninn.context.form` of the calibrated contexts; None in an older file.
+        together: rows of one call did not influence each other, so that calls may have any number
+            of rows. Otherwise one row at a time was calibrated, and is all that may be run.
+        questions: stored questions and the network's answers to them.
+        unasked: why there are none, or None.
+        schema: of the file; 1 has neither questions nor form.
     """
 
     identity: dict[str, Any]
@@ -104,6 +111,11 @@ class Certificate:
     bound: Bound
     versions: dict[str, str]
     arithmetic: Arithmetic = None
+    form: dict[str, Any] | None = None
+    together: bool = True
+    questions: Questions | None = None
+    unasked: str | None = None
+    schema: int = certificate_file.SCHEMA
 
     @property
     def program(self) -> Program:
@@ -111,7 +123,7 @@ class Certificate:
         return self.family.member(self.member)
 
     def rank(self, estimate: FloatArray) -> FloatArray:
-        """Share of calibration calls whose accumulated estimate was smaller."""
+        """Share of calibration calls whose accumulated estimate was smaller; 1 if it is missing."""
         place = np.searchsorted(self.estimates, estimate)
         result: FloatArray = place / max(len(self.estimates), 1)
         return result
@@ -139,20 +151,64 @@ class Certificate:
     # -- matching ----------------------------------------------------------------------------
 
     def mismatches(self, planner: Planner) -> list[str]:
-        """Fields in which a planner differs from the calibrated one, readable; [] if none."""
-        found = _differences("", self.identity, planner.identity())
+        """Fields in which a planner differs from the calibrated one, readable; [] if none.
+
+        The network is asked the stored questions where all else agrees.
+        """
+        return self.differences(planner) or self.other_answers(planner)
+
+    def differences(self, planner: Planner) -> list[str]:
+        """Mismatches that can be seen without running the network: weights, sampler, versions."""
+        here = planner.identity()
+        found = differences("", self.identity, here if self.schema > 1 else _older(here))
         now = library_versions()
         for library in ("muninn", "torch"):
-            was, here = self.versions[library], now[library]
-            if _major(was) != _major(here):
-                found.append(f"versions.{library}: certificate {was}, here {here}")
+            was, is_now = self.versions[library], now[library]
+            if _major(was) != _major(is_now):
+                found.append(f"versions.{library}: certificate {was}, here {is_now}")
         return found
+
+    def other_answers(self, planner: Planner, after: Callable[[], None] | None = None) -> list[str]:
+        """Ask the network the stored questions; how its answers differ, or [].
+
+        Its buffers and all random generators are left as they were.
+
+        Args:
+            planner: what is to be deployed.
+            after: called whenever the network has answered.
+        """
+        if self.questions is None:
+            return []
+        difference = self.questions.difference(
+            planner.denoiser, planner.condition, planner.device, self.arithmetic, after
+        )
+        return [] if difference is None else [f"network: {difference}"]
+
+    def caveats(self, planner: Planner) -> list[str]:
+        """What a user of this certificate should be told, in words."""
+        said = [] if self.questions is None else [self.questions.elsewhere(planner.device)]
+        own = self.unchecked()[: -len(UNCHECKED)]
+        return [words for words in said if words] + [f"not checked: {words}" for words in own]
+
+    def unchecked(self) -> list[str]:
+        """What nobody checks when this certificate is used, in words."""
+        own = []
+        if self.schema == 1:
+            own.append(
+                "this file is of an older kind: it holds no questions to the network and no form "
+                "of its contexts, so that the same weights in another computation are accepted"
+            )
+        elif self.questions is None:
+            own.append(f"this network's answers: {self.unasked or 'none were stored'}")
+        if self.identity["model"]["weights"] is None:
+            own.append("this network's weights: none were found")
+        return [*own, *UNCHECKED]
 
     # -- the file ----------------------------------------------------------------------------
 
     def _json(self) -> dict[str, Any]:
         data = {
-            "schema": SCHEMA,
+            "schema": self.schema,
             "identity": self.identity,
             "reference": self.reference,
             "family": self.family.to_json(),
@@ -171,27 +227,25 @@ class Certificate:
             "bound_quantile": self.bound.quantile,
             "versions": self.versions,
         }
+        if self.schema > 1:
+            data |= {"form": self.form, "together": self.together, "unasked": self.unasked}
         # Named only where it is not torch's own, so that older certificates stay what they were.
         return data if self.arithmetic is None else {**data, "arithmetic": self.arithmetic}
 
     def save(self, path: str | Path) -> Path:
         """Write the certificate; the file appears whole or not at all."""
-        path = Path(path)
-        arrays = {
-            "estimates": self.estimates,
-            "bound_estimate": self.bound.estimate,
-            "bound_deviation": self.bound.deviation,
-        }
-        data = self._json()
-        document = {"certificate": data, "checksum": _checksum(data, arrays)}
-        # One key: safetensors writes several in random order, and equal files should be equal.
-        payload = safetensors.numpy.save(arrays, {_KEY: json.dumps(document, sort_keys=True)})
-        try:
-            return write_whole(path, payload)
-        except OSError as error:
-            raise CertificateError(
-                f"{path}: cannot be written ({error.strerror}); free space or choose another path"
-            ) from error
+        data, arrays = (
+            self._json(),
+            {
+                "estimates": self.estimates,
+                "bound_estimate": self.bound.estimate,
+                "bound_deviation": self.bound.deviation,
+            },
+        )
+        if self.questions is not None:
+            data["questions"], asked = self.questions.to_file()
+            arrays |= asked
+        return certificate_file.write(Path(path), data, arrays)
 
     @classmethod
     def load(cls, path: str | Path) -> Certificate:
@@ -201,18 +255,8 @@ class Certificate:
             CertificateError: names the field that is missing, damaged or too new.
         """
         path = Path(path)
-        data, checksum, arrays = _read(path)
-        schema = data.get("schema")
-        if schema != SCHEMA:
-            raise CertificateError(
-                f"{path}: field 'schema' is {schema}, this version of Muninn reads {SCHEMA}; "
-                "upgrade muninn-diffusion or calibrate again"
-            )
-        if checksum != _checksum(data, arrays):
-            raise CertificateError(
-                f"{path}: field 'checksum' does not match the content; the file was damaged or "
-                "edited. Calibrate again or restore a copy"
-            )
+        data, arrays = certificate_file.read(path)
+        asked = data.get("questions")
         try:
             return cls(
                 family=Family.from_json(data["family"]),
@@ -221,7 +265,9 @@ class Certificate:
                 ),
                 estimates=arrays["estimates"],
                 arithmetic=data.get("arithmetic"),
+                questions=None if asked is None else Questions.from_file(asked, arrays),
                 **{name: data[name] for name in _PLAIN},
+                **{name: data[name] for name in _SINCE_2 if data["schema"] > 1},
             )
         except (KeyError, TypeError, MuninnError) as error:
             raise CertificateError(f"{path}: field {error} is missing or malformed") from error
@@ -229,35 +275,9 @@ class Certificate:
 
 _PLAIN = (
     "identity", "reference", "member", "tolerance", "tolerance_name", "risk", "confidence",
-    "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions",
+    "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions", "schema",
 )  # fmt: skip
-
-
-def _read(path: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    """Plain fields, stored checksum and arrays of a file."""
-    if not path.is_file():
-        raise CertificateError(f"{path}: no such file; calibrate first or check the path")
-    try:
-        with safetensors.safe_open(str(path), "numpy") as file:
-            header = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
-        raise CertificateError(
-            f"{path}: field 'file' cannot be read ({error}); it is truncated or not a certificate. "
-            "Calibrate again or restore a copy"
-        ) from error
-    if _KEY not in header:
-        raise CertificateError(
-            f"{path}: field '{_KEY}' is missing; this is a safetensors file, but not a Muninn "
-            "certificate"
-        )
-    try:
-        document = json.loads(header[_KEY])
-        return dict(document["certificate"]), str(document["checksum"]), arrays
-    except (ValueError, KeyError, TypeError) as error:
-        raise CertificateError(
-            f"{path}: field '{_KEY}' is damaged ({error}). Calibrate again or restore a copy"
-        ) from error
+_SINCE_2 = ("form", "together", "unasked")
 
 
 def _major(version: str) -> list[str]:
@@ -266,18 +286,20 @@ def _major(version: str) -> list[str]:
     return parts[:2] if parts[0] == "0" else parts[:1]
 
 
-def _checksum(data: dict[str, Any], arrays: dict[str, Any]) -> str:
-    state = hashlib.sha256(json.dumps(data, sort_keys=True).encode())
-    for name in sorted(arrays):
-        state.update(f"{name}{arrays[name].dtype}{arrays[name].shape}".encode())
-        state.update(np.ascontiguousarray(arrays[name]).tobytes())
-    return state.hexdigest()
-
-
-def _differences(prefix: str, was: Any, now: Any) -> list[str]:
+def differences(prefix: str, was: Any, now: Any, whose: str = "planner") -> list[str]:
+    """Places in which two nests of plain values differ, in words."""
     if isinstance(was, dict) and isinstance(now, dict):
         found = []
         for key in sorted(was.keys() | now.keys()):
-            found += _differences(f"{prefix}.{key}".lstrip("."), was.get(key), now.get(key))
+            found += differences(f"{prefix}.{key}".lstrip("."), was.get(key), now.get(key), whose)
         return found
-    return [] if was == now else [f"{prefix}: certificate {was}, planner {now}"]
+    return [] if was == now else [f"{prefix}: certificate {was}, {whose} {now}"]
+
+
+def _older(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity as schema 1 knew it: samplers without the digest of their table."""
+    return {
+        key: _older(value) if isinstance(value, dict) else value
+        for key, value in identity.items()
+        if key != "table"
+    }

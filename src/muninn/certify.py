@@ -8,34 +8,28 @@ sampler or the metric; only that calibration units are exchangeable with those t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.isotonic import IsotonicRegression
 
 from muninn.arithmetic import arithmetic
-from muninn.certificate import Bound, Certificate, library_versions
-from muninn.context import Context, batch_size
+from muninn.certificate import Certificate, library_versions
+from muninn.context import Context, require_rows
+from muninn.digest import digest
 from muninn.errors import CalibrationError, InputError
-from muninn.journal import Journal, callable_digest, code_digest
+from muninn.examine import CALLS, Examined, examine, require_eval
+from muninn.journal import Journal, code_digest
 from muninn.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
 from muninn.paired import PairedCalls, call_seed
 from muninn.plan import Family
 from muninn.planner import Planner
-from muninn.progress import Task, bars
-from muninn.risk import (
-    FULL_EXCEEDS,
-    order_statistic,
-    require_risk,
-    require_units,
-    scan_members,
-    units_needed,
-)
-from muninn.schedule import FloatArray
+from muninn.progress import bars
+from muninn.risk import require_risk, require_units, units_needed
+from muninn.scan import choose_among, fit_bound
 from muninn.tuning import Objective, tune_family
-from muninn.units import ClosedLoop, Episodes, OpenLoop, Outcome, UnitName, Units
+from muninn.units import ClosedLoop, Episodes, OpenLoop, UnitName, Units
 
 
 def calibrate(
@@ -83,9 +77,11 @@ def calibrate(
         progress: show progress bars.
 
     Raises:
-        InputError: an argument is out of range or does not fit.
-        CalibrationError: too few units (the message says how many are needed), or not even full
-            compute keeps the promise against ``reference``.
+        InputError: an argument is out of range or does not fit, or the network is in train mode.
+        CalibrationError: too few units (the message says how many are needed); full compute does
+            not repeat itself; calls that are run together influence each other; not even full
+            compute keeps the promise against ``reference`` or on the planner's engine; or a
+            journal cannot be resumed.
     """
     require_risk(risk, confidence)
     if not callable(tolerance):
@@ -96,6 +92,9 @@ def calibrate(
     unit = unit or ("episode" if isinstance(calls, Episodes) else "call")
     if unit not in ("call", "episode"):
         raise InputError(f"unit is 'call' or 'episode', got {unit!r}")
+    require_eval(planner)
+    if reference is not None:
+        require_eval(reference, "the reference")
     units = _units(
         planner, calls, deviation, tolerance, unit, episode_of, seed, batch_size, reference
     )
@@ -111,20 +110,26 @@ def calibrate(
         "seed": seed,
         "batch_size": batch_size,
     }
-    journal = Journal(
-        resume,
-        {
+    identity: dict[str, Any] = {}
+    if resume is not None:
+        identity = {
             "planner": planner.identity(),
             "arithmetic": in_force,
             "reference": None if reference is None else reference.identity(),
-            "units": units.identity(),
+            "calls": units.identity(),
             "family": None if family is None else family.to_json(),
             "settings": settings,
-            "functions": [callable_digest(part) for part in (deviation, tolerance)],
+            "metric": digest(deviation, "metric"),
+            "tolerance": digest(tolerance, "tolerance"),
             "versions": {**library_versions(), "code": code_digest()},
-        },
-    )
+        }
+    journal = Journal(resume, identity)
     rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
+    batch = 1 if isinstance(calls, Episodes) else batch_size
+    examined = _examined("planner", planner, units, batch, journal)
+    repeats = examined.repeats
+    if reference is not None:
+        repeats &= _examined("reference", reference, units, batch, journal).repeats
     with bars(progress) as task:
         if family is None:
             # Kept in the journal: measured times may choose another family next time.
@@ -137,11 +142,14 @@ def calibrate(
                 journal.put("family", family.to_json())
             else:
                 family = Family.from_json(stored)
-        member, outcomes, realised = _choose_member(
-            units, family, split["certify"], rank - 1, reference is not None, journal, task
+        # Full compute deviates by nothing only where it is the very same computation.
+        check_full = reference is not None or planner.engine != "eager" or not repeats
+        member, outcomes, realised = choose_among(
+            units, family, split["certify"], rank - 1, check_full, journal, task
         )
-        bound = _fit_bound(units, family, member, outcomes, split["bound"], risk, journal, task)
+        bound = fit_bound(units, family, member, outcomes, split["bound"], risk, journal, task)
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])
+    estimates = estimates[~np.isnan(estimates)]  # of calls that fell back
     return Certificate(
         identity=planner.identity(),
         reference=None if reference is None else reference.identity(),
@@ -162,7 +170,37 @@ def calibrate(
         bound=bound,
         versions=library_versions(),
         arithmetic=in_force,
+        form=units.form,
+        together=examined.together,
+        questions=examined.questions,
+        unasked=examined.unasked,
     )
+
+
+def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Journal) -> Examined:
+    """The examination of a planner; of one that is resumed, the answers it gave before.
+
+    Raises:
+        CalibrationError: the network of a resumed calibration answers otherwise than it did.
+    """
+    stored = journal.get(f"examined/{name}")
+    if stored is None:
+        context, noise = units.examples(CALLS)
+        examined = examine(planner, context, noise.to(planner.dtype), batch)
+        journal.put(f"examined/{name}", [examined.to_json(), units.form])
+        return examined
+    examined, units.form = Examined.from_json(stored[0]), stored[1]
+    if examined.questions is not None:
+        in_force = arithmetic(planner.device)
+        other = examined.questions.difference(
+            planner.denoiser, planner.condition, planner.device, in_force
+        )
+        if other is not None:
+            raise CalibrationError(
+                f"the journal belongs to another calibration: the {name}'s network is another "
+                f"one, {other}. Delete the journal, or resume with the network it was started with"
+            )
+    return examined
 
 
 def _units(
@@ -180,12 +218,12 @@ def _units(
         raise InputError(f"batch_size must be at least 1, got {chunk}")
     if isinstance(calls, Episodes):
         return ClosedLoop(planner, calls, metric, tolerance, unit, seed, reference or planner)
-    count = calls if isinstance(calls, int) else batch_size(calls)
-    if not count or count < 1:
+    if calls is None or (isinstance(calls, int) and calls < 1):
         raise InputError(
             "calls holds no call; give batched contexts (one row per call), Episodes, or a number "
             "of calls for a planner without context"
         )
+    count = calls if isinstance(calls, int) else require_rows(calls)
     paired = PairedCalls(
         planner,
         None if isinstance(calls, int) else calls,
@@ -229,99 +267,3 @@ def split_units(
         parts[part] = sorted(order[at : at + size].tolist())
         at += size
     return parts
-
-
-def _measure(
-    units: Units, family: Family, member: int, chunk: list[int], part: str, journal: Journal
-) -> list[Outcome]:
-    """Outcomes of a chunk of units, from the journal if they are there."""
-    key = f"{part}/{member}/{chunk[0]}-{chunk[-1]}"
-    stored = journal.get(key)
-    if stored is None:
-        outcomes = units.measure(family.member(member), chunk)
-        journal.put(key, [outcome.to_json() for outcome in outcomes])
-        return outcomes
-    return [Outcome(**entry) for entry in stored]
-
-
-def _chunks(members: list[int], size: int) -> list[list[int]]:
-    return [members[at : at + size] for at in range(0, len(members), size)]
-
-
-def _choose_member(
-    units: Units,
-    family: Family,
-    split: list[int],
-    allowed: int,
-    check_full: bool,
-    journal: Journal,
-    task: Task,
-) -> tuple[int, list[Outcome], list[dict[str, Any]]]:
-    """Scan the family; the last member whose count of violations stays within ``allowed``."""
-    first = 0 if check_full else 1  # without a reference, full compute deviates by nothing
-    measured: list[list[Outcome]] = []
-
-    def scan(member: int) -> Iterator[FloatArray]:
-        advance = task(f"certify member {member} of {len(family) - 1}", len(split))
-        measured.append([])
-        for chunk in _chunks(split, units.chunk):
-            outcomes = _measure(units, family, member, chunk, "certify", journal)
-            measured[-1] += outcomes
-            advance(len(chunk))
-            yield np.array([outcome.excess for outcome in outcomes])
-
-    accepted, violations = scan_members(map(scan, range(first, len(family))), len(split), allowed)
-    if accepted == 0 and check_full:
-        raise CalibrationError(FULL_EXCEEDS)
-    realised = [
-        _summary(first + place, measured[place], count, place < accepted)
-        for place, count in enumerate(violations)
-    ]
-    return first + accepted - 1, measured[accepted - 1] if accepted else [], realised
-
-
-def _summary(
-    member: int, outcomes: list[Outcome], violations: int, accepted: bool
-) -> dict[str, Any]:
-    """Figures of one member on the certify split (on the part seen before it was rejected)."""
-    deviation = np.concatenate([outcome.deviation for outcome in outcomes])
-    evaluations = np.concatenate([outcome.evaluations for outcome in outcomes])
-    return {
-        "member": member,
-        "accepted": accepted,
-        "units": len(outcomes),
-        "violations": violations,
-        "evaluations_mean": float(evaluations.mean()),
-        "evaluations_max": int(evaluations.max()),
-        "deviation_mean": float(deviation.mean()),
-        "deviation_p95": float(np.quantile(deviation, 0.95)),
-    }
-
-
-def _fit_bound(
-    units: Units,
-    family: Family,
-    member: int,
-    outcomes: list[Outcome],
-    split: list[int],
-    risk: float,
-    journal: Journal,
-    task: Task,
-) -> Bound:
-    """Isotonic fit on the certify split, conformal residual on units that chose nothing."""
-    if not outcomes:
-        return Bound(np.zeros(1), np.zeros(1), 0.0)
-    fit = IsotonicRegression(out_of_bounds="clip").fit(
-        np.concatenate([outcome.estimate for outcome in outcomes]),
-        np.concatenate([outcome.deviation for outcome in outcomes]),
-    )
-    bound = Bound(fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float), 0.0)
-    advance = task("per-call bound", len(split))
-    residuals = []
-    for chunk in _chunks(split, units.chunk):
-        for outcome in _measure(units, family, member, chunk, "bound", journal):
-            fitted = np.interp(outcome.estimate, bound.estimate, bound.deviation)
-            residuals.append(float(np.max(np.array(outcome.deviation) - fitted)))
-        advance(len(chunk))
-    place = len(residuals) + 1 - order_statistic(len(residuals), risk, None)
-    return Bound(bound.estimate, bound.deviation, float(np.sort(residuals)[place - 1]))

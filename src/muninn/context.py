@@ -7,7 +7,6 @@ all rows and passed through untouched.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
@@ -63,16 +62,21 @@ def _like(sequence: Any, values: list[Any]) -> Any:
     return kind(*values) if hasattr(sequence, "_fields") else kind(values)
 
 
-def tensors(context: Context, path: str = "context") -> Iterator[tuple[str, Tensor]]:
+def tensors(context: Context) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the nest with a readable path to it."""
-    if isinstance(context, Tensor):
+    return _leaves(context, Tensor)
+
+
+def _leaves(context: Context, kind: type, path: str = "context") -> Iterator[tuple[str, Any]]:
+    """Every part of one kind with a readable path to it."""
+    if isinstance(context, kind):
         yield path, context
     elif isinstance(context, Mapping):
         for key, value in context.items():
-            yield from tensors(value, f"{path}[{key!r}]")
+            yield from _leaves(value, kind, f"{path}[{key!r}]")
     elif isinstance(context, tuple | list):
         for position, value in enumerate(context):
-            yield from tensors(value, f"{path}[{position}]")
+            yield from _leaves(value, kind, f"{path}[{position}]")
 
 
 def select(context: Context, rows: Tensor | slice) -> Context:
@@ -142,11 +146,67 @@ def signature(context: Context) -> Hashable:
     return ("object", id(context))
 
 
-def digest(context: Context) -> str:
-    """Content hash of every tensor, to tell one set of calls from another."""
-    state = hashlib.sha256()
-    for path, tensor in tensors(context):
-        data = tensor.detach().cpu().contiguous()
-        state.update(f"{path}{tuple(data.shape)}{data.dtype}".encode())
-        state.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return state.hexdigest()[:16]
+def form(context: Context, path: str = "context") -> dict[str, Any]:
+    """What all calls of one certificate share: structure, shapes of a row, dtypes, plain values.
+
+    >>> form({"goal": torch.zeros(5, 2), "mode": "fast"})
+    {"context['goal']": [[2], 'float32'], "context['mode']": "'fast'"}
+    """
+    if isinstance(context, Tensor):
+        return {path: [list(context.shape[1:]), str(context.dtype).removeprefix("torch.")]}
+    if isinstance(context, Mapping):
+        parts = [form(value, f"{path}[{key!r}]") for key, value in context.items()]
+    elif isinstance(context, tuple | list):
+        parts = [form(value, f"{path}[{place}]") for place, value in enumerate(context)]
+    elif context is None and path == "context":
+        parts = []
+    elif context is None or isinstance(context, str | bytes | int | float | bool):
+        return {path: repr(context)}
+    else:
+        return {path: type(context).__qualname__}
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def require_rows(context: Context) -> int:
+    """Rows of a context that holds one call a row.
+
+    Raises:
+        InputError: it holds no tensor, or looks like something else: one call without a row
+            dimension, a list of contexts, numpy arrays.
+    """
+    arrays = [(path, array) for path, array in _leaves(context, np.ndarray) if array.ndim]
+    rows = batch_size(context)
+    if rows is None:
+        raise InputError(
+            f"{arrays[0][0]} is a numpy array; give tensors, one row per call: "
+            "torch.from_numpy(array)"
+            if arrays
+            else f"a context is {type(context).__name__} without a tensor; give tensors "
+            "(rows, ...), one row per call, or nests of them"
+        )
+    require_row_dimension(context)
+    if isinstance(context, list) and len(context) > 1:
+        forms = [form(value, "") for value in context]
+        alike = bool(forms[0]) and all(each == forms[0] for each in forms)
+        if alike and (isinstance(context[0], Mapping) or len(context) > rows):
+            raise InputError(
+                f"this is a list of {len(context)} contexts of one form; join them to one with "
+                "one row per call: muninn.sources.gather(contexts) (parts of one context go into "
+                "a tuple or a dict)"
+            )
+    for path, array in arrays:
+        if array.shape[0] == rows:
+            raise InputError(
+                f"{path} is a numpy array of {rows} rows, which every call would be given whole; "
+                "give a tensor: torch.from_numpy(array)"
+            )
+    return rows
+
+
+def require_row_dimension(context: Context, name: str = "the context") -> None:
+    """Raise InputError where every tensor has one dimension: its coordinates would be calls."""
+    if all(tensor.ndim == 1 for _, tensor in tensors(context)):
+        raise InputError(
+            f"the tensors of {name} have one dimension; the first counts calls: give "
+            "context[None] for one call, or (rows, 1) for calls of one number"
+        )

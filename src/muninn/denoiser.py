@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from muninn.context import Context
+from muninn.digest import tensor_bytes
 from muninn.errors import DenoiserError, InputError
-from muninn.links import identified
+from muninn.links import COMPILED, identified
 from muninn.sampler import Sampler
 
 
@@ -179,7 +180,7 @@ def _contents(denoiser: Any) -> Iterator[tuple[str, bytes, int]]:
                     yield name, *tensor_bytes(value)
             for name, module in part.named_modules():
                 for key, setting in sorted(vars(module).items()):
-                    if isinstance(setting, float | str | bool):
+                    if isinstance(setting, float | str | bool) and key != COMPILED:
                         yield f"{name}.{key}", repr(setting).encode(), 0
         elif isinstance(part, Tensor):
             yield "tensor", *tensor_bytes(part)
@@ -187,13 +188,6 @@ def _contents(denoiser: Any) -> Iterator[tuple[str, bytes, int]]:
             yield "array", np.ascontiguousarray(part).tobytes(), part.size
         else:
             yield "number", repr(part).encode(), 0
-
-
-def tensor_bytes(tensor: Tensor) -> tuple[bytes, int]:
-    """Content of a tensor, its shape and dtype included, and how many numbers it has."""
-    data = tensor.detach().cpu().contiguous()
-    raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
-    return f"{tuple(data.shape)}{data.dtype}".encode() + raw, data.numel()
 
 
 def fingerprint(denoiser: Denoiser) -> dict[str, Any]:

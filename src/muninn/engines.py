@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from muninn.context import Context
+from muninn.denoiser import Denoiser
 from muninn.plan import Program
 from muninn.planner import Planner
 from muninn.runtime import OnFailure, Runtime
@@ -20,3 +24,22 @@ def runtime_for(
 
     engine = GraphRuntime if program.plan.fixed else RoundGraphRuntime
     return engine(planner, program, on_failure=on_failure, strict=strict)
+
+
+def denoiser_on_engine(planner: Planner) -> Denoiser:
+    """The planner's denoiser as its engine runs it: compiled, in a graph, or as it is."""
+    denoiser = planner.denoiser
+    if planner.engine == "compile":
+        from muninn.compiled import CompiledDenoiser
+
+        denoiser = CompiledDenoiser(denoiser)
+    if planner.engine == "eager" or planner.device.type != "cuda":
+        return denoiser
+    from muninn.capture import capture
+
+    def captured(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        graph, answer = capture(lambda: denoiser(x, timestep, context), planner.device)
+        graph.replay()
+        return answer
+
+    return captured

@@ -135,7 +135,7 @@ class GraphRuntime(Runtime):
             if call.run.packed is not None:  # a replay that does nothing fails, as NaN does
                 call.run.packed.fill_(float("nan"))
             call.graph.replay()
-            run = _own_copy(call.run)
+            run = replace(_own_copy(call.run), meanwhile=run.meanwhile)
         run.read()
         return run
 
@@ -196,7 +196,7 @@ class _Rounds:
             graph, _ = capture(one_round, noise.initial.device, pool)
             self._graphs[size] = (graph, active, served)
 
-    def run(self, noise: Noise, context: Context) -> Rows:
+    def run(self, noise: Noise, context: Context, call: RunState) -> Rows:
         """Rounds until every row is at the end; a copy of their final state.
 
         Raises:
@@ -215,6 +215,7 @@ class _Rounds:
             if not active:
                 break
             self._replay(active)
+            call.use_waiting_time()
             after = _Read(self.rows.due[: self.count])
             # Every row ends with the last step, so that who takes part in the next round is known
             # from before this one: the host reads that while the device is busy.
@@ -288,6 +289,6 @@ class RoundGraphRuntime(RoundRuntime):
 
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         with self._turns, _ready(self.planner.device):
-            rows = self._captured.get(noise, context).run(noise, context)
+            rows = self._captured.get(noise, context).run(noise, context, run)
         self._outcome(run, rows)
         return run

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +19,9 @@ from muninn.files import write_whole
 def code_digest() -> str:
     """Hash of Muninn's own source: measurements of other code are not resumed."""
     state = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         state.update(path.read_bytes())
     return state.hexdigest()[:16]
-
-
-def callable_digest(function: object) -> str:
-    """Name and hash of a function's code, constants and captured settings (floats, strings)."""
-    name = getattr(function, "__qualname__", type(function).__qualname__)
-    code = getattr(function, "__code__", None)
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    held = [value for value in cells if isinstance(value, float | str | bool)]
-    text = repr((code and (code.co_code, code.co_consts, code.co_names), held))
-    text = re.sub(r" at 0x[0-9a-f]+", "", text)  # addresses of nested code mean nothing
-    return f"{name}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 class Journal:
@@ -57,8 +45,9 @@ class Journal:
         if lines:
             if lines[0] != header:
                 raise CalibrationError(
-                    f"{self._path} belongs to another calibration (other planner, calls, seed or "
-                    "settings). Delete it, or resume with the settings it was started with"
+                    f"{self._path} belongs to another calibration: other "
+                    f"{', '.join(_other_parts(json.loads(lines[0]), json.loads(header)))}. Delete "
+                    "it, or resume with what it was started with"
                 )
             for line in lines[1:]:
                 key, value = json.loads(line)
@@ -118,3 +107,9 @@ class Journal:
             write_whole(self._path, "".join(line + "\n" for line in lines))
         except OSError as error:
             raise self._unwritable(error) from error
+
+
+def _other_parts(was: Any, now: dict[str, Any]) -> list[str]:
+    """Names of the parts in which two calibrations differ."""
+    old = was if isinstance(was, dict) else {}
+    return [name for name in now if old.get(name) != now[name]] or ["parts"]

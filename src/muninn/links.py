@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module stays what it is
 DEPTH = 5  # objects that certificates look behind, wrappers or lists say
+_ELSEWHERE = ("_parameters", "_buffers", "_modules", COMPILED)  # linked above, or of no interest
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}  # whose code holds nobody's network
 
 
@@ -33,6 +35,7 @@ class Link(NamedTuple):
             made before would be refused.
         named: one of many names of a namespace, most of which lead nowhere.
         table: it leads to what a module has besides its ``state_dict``: tables, caches, results.
+        code: it leads to code that runs: a method of a class.
     """
 
     part: Any
@@ -43,6 +46,7 @@ class Link(NamedTuple):
     identified: bool = True
     named: bool = False
     table: bool = False
+    code: bool = False
 
 
 def identified(
@@ -129,7 +133,11 @@ def _of_class(kind: type) -> Iterator[Link]:
             space = vars(base)
             for name, part in space.items():
                 code = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
-                if isinstance(code, FunctionType):
+                if code is part and isinstance(code, FunctionType):
+                    yield Link(
+                        code, space, name, distance=0, identified=False, named=True, code=True
+                    )
+                elif isinstance(code, FunctionType):
                     yield Link(code, distance=0, identified=False)
                 else:
                     yield Link(part, space, name, identified=False, named=True)
@@ -152,7 +160,7 @@ def _of_module(module: nn.Module) -> Iterator[Link]:
         yield Link(child, modules, name, distance=0)
     for name, part in own.items():
         empty = isinstance(part, dict | set | tuple) and not part  # hooks, nearly always
-        stands_in = type(part).__module__.startswith("muninn.")  # for a method, in a cached policy
-        if not (empty or stands_in or name in ("_parameters", "_buffers", "_modules")):
+        stands_in = getattr(type(part), "stands_in", False)  # for a method, in a cached policy
+        if not (empty or stands_in is True or name in _ELSEWHERE):
             yield Link(part, own, name, table=True, identified=False)
     yield Link(type(module), distance=0, identified=False)

@@ -113,7 +113,9 @@ class Monitor:
         return audit
 
     def see(self, estimate: float) -> None:
-        """Take the error estimate of one call, at most one per episode."""
+        """Take the error estimate of one call, at most one per episode; NaN says nothing."""
+        if math.isnan(estimate):
+            return
         self._estimates += 1
         self._drift.add(estimate)
         if self._warned_at is None and self._drift.e_value >= 1.0 / self.level:

@@ -59,12 +59,7 @@ def full_compute(reference: Planner, context: Context, noise: Noise) -> Tensor:
     Raises:
         DenoiserError: a trajectory is not finite.
     """
-    if noise.initial.dtype != reference.dtype:
-        noise = Noise(
-            noise.initial.to(reference.dtype),
-            {step: draw.to(reference.dtype) for step, draw in noise.steps.items()},
-        )
-    trajectories = reference.sample(context, noise=noise)
+    trajectories = reference.sample(context, noise=noise.to(reference.dtype))
     if not torch.isfinite(trajectories).all():
         raise DenoiserError(
             "full compute gives a trajectory that is not finite; check the network before "

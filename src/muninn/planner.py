@@ -36,6 +36,13 @@ class Noise:
         draw = self.steps.get(step)
         return None if draw is None else draw[rows]
 
+    def to(self, dtype: torch.dtype) -> Noise:
+        """The same draws in another precision."""
+        if self.initial.dtype == dtype:
+            return self
+        steps = {step: draw.to(dtype) for step, draw in self.steps.items()}
+        return Noise(self.initial.to(dtype), steps)
+
     def select(self, rows: Tensor | slice) -> Noise:
         """The same draws for some of the rows."""
         return Noise(self.initial[rows], {step: draw[rows] for step, draw in self.steps.items()})
@@ -219,8 +226,13 @@ class Planner:
         *,
         noise: Noise | None = None,
         generator: torch.Generator | None = None,
+        visit: Callable[[int, Tensor], None] | None = None,
     ) -> Tensor:
         """The plain sampler: the denoiser at every step. The reference for everything else.
+
+        Args:
+            context, noise, generator: of the call.
+            visit: ``visit(step, x)`` is shown the state before every evaluation.
 
         Raises:
             InputError: context, noise and planner do not fit together.
@@ -229,6 +241,8 @@ class Planner:
         noise = self.prepare(context, noise, generator)
         x = self.start(noise, context)
         for step in range(len(self.sampler)):
+            if visit is not None:
+                visit(step, x)
             prediction = self.denoiser(x, self.timestep(step, len(x)), context)
             prediction = check_prediction(prediction, x, None)
             x = self.advance(x, prediction, step, noise.at(step, slice(None)), context)

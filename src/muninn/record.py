@@ -15,7 +15,8 @@ class Record:
     Attributes:
         evaluations: denoiser evaluations spent, those of a fall-back included, (batch,).
         evaluated: which sampler steps the program evaluated, (batch, steps).
-        estimate: accumulated error estimate, in units of the trajectory, (batch,).
+        estimate: accumulated error estimate, in units of the trajectory, (batch,); NaN where full
+            compute ran because the program failed.
         charged: what each step contributes to it, (batch, steps), or None.
         bound: per-call bound ``Dhat`` on the deviation, if a certificate gives one, (batch,).
         rank: share of calibration calls with a smaller estimate, if known, (batch,).

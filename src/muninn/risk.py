@@ -140,6 +140,7 @@ def tolerated(excess: FloatArray) -> npt.NDArray[np.int64]:
 
 
 FULL_EXCEEDS = (
-    "full compute itself exceeds the tolerance against the reference on more units than the risk "
-    "allows; raise the tolerance or deploy in higher precision"
+    "full compute itself exceeds the tolerance on more units than the risk allows, against the "
+    "reference or the eager sampler: it rounds differently. Raise the tolerance, deploy in higher "
+    "precision, or use engine='eager'"
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,6 +40,7 @@ class RunState:
     scales: list[Scales] = field(default_factory=list)  # of differences, not yet read
     packed: Tensor | None = None  # all of both in one tensor, where every row shares its steps
     dtype: torch.dtype | None = None
+    meanwhile: Callable[[], None] | None = None  # what the host does while the device is busy
 
     @classmethod
     def blank(cls, initial: Tensor, steps: int) -> RunState:
@@ -86,8 +87,15 @@ class RunState:
         """Put all that is to be read into one tensor; every row must share its steps."""
         self.packed = torch.stack(self._unread())
 
+    def use_waiting_time(self) -> None:
+        """Do, once, what the host can do before it waits for the device."""
+        work, self.meanwhile = self.meanwhile, None
+        if work is not None:
+            work()
+
     def read(self) -> None:
         """Bring to the host what the loop left on the device: failures and error estimates."""
+        self.use_waiting_time()
         if self.packed is not None:  # one transfer instead of one per evaluation
             values = iter(self.packed.tolist())
         else:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,8 +78,13 @@ class Runtime:
         *,
         noise: Noise | None = None,
         generator: torch.Generator | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[Tensor, Record]:
         """One planning call: trajectories (batch, horizon, dim) and what it took.
+
+        Args:
+            context, noise, generator: of the call.
+            meanwhile: run once, before the host waits for the device for the first time.
 
         Raises:
             InputError: context, noise and planner do not fit together.
@@ -87,6 +94,7 @@ class Runtime:
         began = time.perf_counter()
         noise = self.planner.prepare(context, noise, generator)
         run = RunState.blank(noise.initial, len(self.planner.sampler))
+        run.meanwhile = meanwhile
         try:
             run = self._attempt(run, noise, context)
         except DenoiserError as error:
@@ -110,6 +118,7 @@ class Runtime:
         self, run: RunState, noise: Noise, context: Context, began: float
     ) -> tuple[Tensor, Record]:
         """Full compute where a row failed, and the record."""
+        run.use_waiting_time()
         if run.failed:
             self._recover(run, noise, context)
         record = Record(
@@ -310,6 +319,7 @@ class Runtime:
         run.after[rows] = full
         for row in sorted(run.failed):
             run.evaluations[row] += len(self.planner.sampler)
+            run.charged[row] = np.nan  # full compute makes no forecast whose error could be judged
 
 
 def log_once(message: str) -> None:

@@ -12,9 +12,10 @@ not only the network's own. That is what lets a forecast live in the quantity th
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -114,6 +115,8 @@ class Sampler:
         self.velocity_sign = velocity_sign
         self.collapse = functools.lru_cache(maxsize=16384)(self._collapse)
         self._updates = {k: [self._update(step, k) for step in self.steps] for k in self.kinds}
+        table = repr([astuple(step) for step in self.steps]) + repr(velocity_sign)
+        self._digest = hashlib.sha256(table.encode()).hexdigest()[:16]
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -132,6 +135,7 @@ class Sampler:
             "clip": self.clip,
             "keep_epsilon": self.keep_epsilon,
             **self._details,
+            "table": self._digest,
         }
 
     # -- parameterisations -------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +18,7 @@ from muninn.metrics import METRICS, Metric, Tolerance, measure, metric_name, res
 from muninn.paired import full_compute
 from muninn.planner import Noise, Planner
 from muninn.runtime import log_once
+from muninn.undisturbed import under_autocast
 
 BACKLOG = 8
 """Audits that may wait. More than that, and nobody is watching."""
@@ -61,7 +61,7 @@ def excess_of(
     """
     worst = 0.0
     for call in calls:
-        with _autocast(arithmetic, call.trajectory.device.type):
+        with under_autocast(arithmetic, call.trajectory.device.type):
             try:
                 full = full_compute(reference, call.context, call.noise)
             except DenoiserError:
@@ -70,17 +70,6 @@ def excess_of(
             allowed = tolerances(tolerance, call.context, len(full))
         worst = max(worst, float((deviation / allowed).max()))
     return worst
-
-
-def _autocast(arithmetic: Arithmetic, kind: str) -> AbstractContextManager[object]:
-    """The autocast of an arithmetic on a kind of device; off where it names none."""
-    if not torch.amp.is_autocast_available(kind):
-        return nullcontext()
-    name = (arithmetic or {}).get("autocast")
-    # Nothing is cached: all threads share the cache, while this one has a stream of its own.
-    return torch.autocast(
-        kind, getattr(torch, name) if name else None, enabled=name is not None, cache_enabled=False
-    )
 
 
 class Shadow:

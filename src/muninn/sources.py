@@ -15,7 +15,14 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from muninn.context import Context, batch_size, concatenate, select, tensors
+from muninn.context import (
+    Context,
+    batch_size,
+    concatenate,
+    require_row_dimension,
+    select,
+    tensors,
+)
 from muninn.errors import InputError
 
 SUFFIXES = (".npz", ".safetensors", ".pt")
@@ -55,12 +62,7 @@ def gather(contexts: Iterable[Context], count: int | None = None) -> Context:
                 "(rows, ...) or nests of them"
             )
         own = {path: (tuple(value.shape[1:]), value.dtype) for path, value in tensors(context)}
-        if all(not shape for shape, _ in own.values()):
-            # A context without a row dimension looks like this: its coordinates would be calls.
-            raise InputError(
-                f"the tensors of context {number} have one dimension; the first counts calls: "
-                "give context[None] for one call, or (rows, 1) for calls of one number"
-            )
+        require_row_dimension(context, f"context {number}")
         form = form or own
         if own != form:
             path = next(p for p in (*form, *own) if form.get(p) != own.get(p))

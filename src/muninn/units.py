@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from muninn.arithmetic import arithmetic
-from muninn.context import Context, batch_size, concatenate, digest, select
+from muninn.context import Context, batch_size, concatenate, form, select
+from muninn.digest import digest
 from muninn.engines import runtime_for
 from muninn.errors import InputError
 from muninn.metrics import Metric, Tolerance, measure, tolerances
 from muninn.paired import PairedCalls, call_seed, full_compute
 from muninn.plan import Program
-from muninn.planner import Planner
+from muninn.planner import Noise, Planner
 from muninn.runtime import Runtime
 
 UnitName = Literal["call", "episode"]
@@ -76,6 +77,7 @@ class Units(Protocol):
     count: int
     chunk: int
     loop: str
+    form: dict[str, Any] | None
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
         """Outcomes of some units, in order."""
@@ -87,6 +89,10 @@ class Units(Protocol):
 
     def for_tuning(self, units: Sequence[int]) -> PairedCalls:
         """Calls from which a family may be tuned."""
+        ...
+
+    def examples(self, count: int) -> tuple[Context, Noise]:
+        """Some calls on which the planner is examined."""
         ...
 
 
@@ -121,6 +127,7 @@ class OpenLoop:
             self._calls = [[call] for call in range(paired.count)]
         self._paired = paired
         self._tolerance = tolerance
+        self.form: dict[str, Any] | None = form(paired.context)
         self.count = len(self._calls)
         longest = max(len(calls) for calls in self._calls)
         self.chunk = max(1, batch_size // longest)
@@ -148,7 +155,15 @@ class OpenLoop:
     def identity(self) -> dict[str, Any]:
         """Content of the calls."""
         grouping = hashlib.sha256(repr(self._calls).encode()).hexdigest()[:16]
-        return {"calls": digest(self._paired.context), "count": self.count, "units": grouping}
+        calls = digest(self._paired.context, "the context")
+        return {"calls": calls, "count": self.count, "units": grouping}
+
+    def examples(self, count: int) -> tuple[Context, Noise]:
+        """Contexts spread over all calls, with noise of their own."""
+        paired = self._paired
+        places = np.linspace(0, paired.count - 1, count).round().astype(int).tolist()
+        seeds = [call_seed(paired.seed, 2, place) for place in range(count)]
+        return paired.contexts(places), paired.planner.draw_noise(seeds=seeds)
 
     def for_tuning(self, units: Sequence[int]) -> PairedCalls:
         """The calls of the tuning units, with noise of their own."""
@@ -191,6 +206,7 @@ class ClosedLoop:
         self._arithmetic = arithmetic(planner.device)
         self.count = episodes.count
         self.chunk = 1
+        self.form: dict[str, Any] | None = None  # of every context, known after the examples
         self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
@@ -207,6 +223,12 @@ class ClosedLoop:
             if batch_size(context) not in (None, 1):
                 raise InputError("an episode plans one call at a time: a context of one row")
             self._require_arithmetic()
+            if self.form is not None and form(context) != self.form:
+                raise InputError(
+                    f"an episode planned with a context of another form, {form(context)}, than "
+                    f"{self.form} before; a certificate needs contexts of one form (pad what "
+                    "varies in length)"
+                )
             seed = call_seed(self._seed, unit, len(outcome.deviation))
             noise = self._planner.draw_noise(seeds=[seed])
             full = full_compute(self._reference, context, noise)
@@ -239,25 +261,37 @@ class ClosedLoop:
             )
 
     def identity(self) -> dict[str, Any]:
-        """Name of the driver; its world is the user's to keep the same."""
-        drive = self._episodes.drive
-        return {
-            "episodes": getattr(drive, "__qualname__", type(drive).__qualname__),
-            "count": self.count,
-        }
+        """The driver, with all that it reads."""
+        return {"episodes": digest(self._episodes.drive, "drive"), "count": self.count}
 
-    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
-        """Contexts met while full compute drives the tuning episodes."""
+    def examples(self, count: int) -> tuple[Context, Noise]:
+        """Contexts of one more episode, driven by full compute; repeated where they are few."""
         met: list[Context] = []
+        self._episodes.drive(self._full_planner(met, 1), call_seed(self._seed, self.count, 1, 1))
+        if not met:
+            raise InputError("an episode ended without planning once; check drive()")
+        self.form = form(met[0])
+        chosen = [met[place % len(met)] for place in range(count)]
+        seeds = [call_seed(self._seed, self.count, 1, 2, place) for place in range(count)]
+        return concatenate(chosen), self._planner.draw_noise(seeds=seeds)
+
+    def _full_planner(self, met: list[Context], *stream: int) -> PlanFunction:
+        """Full compute; the contexts that it meets are added to a list."""
 
         def plan(context: Context) -> Tensor:
             self._require_arithmetic()
             # Not (seed, unit, call): no certify episode may share its noise with tuning.
-            seed = call_seed(self._seed, self.count, len(met))
+            seed = call_seed(self._seed, self.count, *stream, len(met))
             first = torch.arange(1, device="cpu")
             met.append(select(context, first))  # a copy: simulators reuse buffers
             return self._planner.sample(context, noise=self._planner.draw_noise(seeds=[seed]))
 
+        return plan
+
+    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
+        """Contexts met while full compute drives the tuning episodes."""
+        met: list[Context] = []
+        plan = self._full_planner(met)
         for unit in units:
             self._episodes.drive(plan, call_seed(self._seed, unit))
         return PairedCalls(

@@ -176,7 +176,7 @@ def test_an_adaptive_plan_decides_for_one_trajectory_and_not_for_more() -> None:
 def test_a_family_without_look_back_is_tuned_certified_and_deployed() -> None:
     network, planner, _ = case()
     generator = torch.Generator().manual_seed(0)
-    cond = torch.randn(140, generator=generator)
+    cond = torch.randn(140, 1, generator=generator)
     family = tune_without_look_back(planner, cond[:40], tolerance=0.02, progress=False)
     assert not family.forecast.look_back and family.name == "static" and len(family) > 2
     certificate = muninn.calibrate(

@@ -112,7 +112,7 @@ def test_the_guide_to_loops_that_cannot_be_replaced(capsys: pytest.CaptureFixtur
         "network": network,
         "sampler": sampler,
         "their_loop": their_loop,
-        "contexts": torch.randn(200, generator=torch.Generator().manual_seed(0)),
+        "contexts": torch.randn(200, 1, generator=torch.Generator().manual_seed(0)),
         "new_contexts": torch.randn(3, 1, generator=torch.Generator().manual_seed(1)),
     }
     for block in blocks("call_level.md", 3):

@@ -63,7 +63,7 @@ def test_the_guides_adapter_caches_its_policy_and_lets_go(policy: Any) -> None:
     call(policy)
     assert policy.muninn.last.evaluations.tolist() == [4, 4]
     policy.steps = 5
-    with pytest.raises(CertificateError, match="steps was 10, is 5"):
+    with pytest.raises(CertificateError, match="policy: steps: certificate 10, policy 5"):
         call(policy)
     assert policy.muninn.last is None
     policy.steps = 10

@@ -23,15 +23,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from muninn.adapters.watch import module_behind, require_not_compiled, watched
+from muninn.adapters.watch import require_not_compiled
 from muninn.cached import CachedPlanner, OnMismatch, cache
 from muninn.certificate import Certificate
-from muninn.errors import CertificateError, InputError
+from muninn.errors import InputError
 from muninn.forecast import Forecaster, weighted_sum
 from muninn.plan import Adaptive, Everywhere, Program
 from muninn.planner import Planner
 from muninn.record import Record
 from muninn.runtime import log_once
+from muninn.watch import reaches
 
 Read = Callable[..., tuple[Tensor, Any]]
 """From the network's own arguments: the state (batch, *shape) and the timestep."""
@@ -76,6 +77,8 @@ class Interceptor:
         certificate: the promise, or None where full compute runs instead.
     """
 
+    stands_in = True  # is no part of the network
+
     def __init__(self, network: Callable[..., Any], cached: CachedPlanner, read: Read) -> None:
         self.certificate = cached.certificate
         self._network = network
@@ -94,7 +97,6 @@ class Interceptor:
         self._forecaster = Forecaster(program.forecast, planner.sampler, emphasis)
         self._times = np.array([step.timestep for step in planner.sampler.steps], float)
         self._near = NEAR * float(np.abs(np.diff(self._times)).min(initial=np.inf))
-        self._watched = watched(module_behind(network))
         self._run: _Run | None = None
 
     @property
@@ -125,6 +127,8 @@ class Interceptor:
     # Not compiled: a compiled loop would repeat the decisions of the run it traced.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._cached.asking:
+            return self._network(*args, **kwargs)
         x, timestep = self._read(*args, **kwargs)
         step = self._step(timestep)
         run = self._follow(x, step)
@@ -155,12 +159,13 @@ class Interceptor:
         """The run that a call of the network belongs to; one begins at the sampler's first step."""
         run = self._run
         if run is None or step == 0:
-            self._require_unchanged()
+            reason = self._cached.reason
+            if reason is not None and self.certificate is not None:
+                self._run = None
+                self._cached.refuse(reason)
             proven = run is not None and run.orderly and run.step == len(self._times) - 1
             evaluated = np.zeros(len(self._times), np.bool_)
-            run = self._run = _Run(
-                len(x), evaluated, self._cached.reason or (None if proven else _WATCHED)
-            )
+            run = self._run = _Run(len(x), evaluated, reason or (None if proven else _WATCHED))
         run.orderly &= step == run.step + 1
         if run.reason is None and (reason := self._misfit(run, x, step)) is not None:
             self._give_up(run, reason)
@@ -189,22 +194,6 @@ class Interceptor:
         if run.rows > 1 and not self._plan.fixed:
             return f"an adaptive plan decides per trajectory, and the loop samples {run.rows}"
         return None
-
-    def _require_unchanged(self) -> None:
-        if self.certificate is None:
-            return  # full compute, whatever the network is
-        now = watched(module_behind(self._network))
-        changes = [
-            f"{name} was {was}, is {now.get(name)}"
-            for name, was in self._watched.items()
-            if now.get(name) != was
-        ]
-        if changes:
-            self._run = None
-            raise CertificateError(
-                f"the network changed since it was intercepted: {'; '.join(changes)}. Undo that, "
-                "or call remove() and intercept it with a certificate made for it as it is now"
-            )
 
     # -- evaluation and forecast -----------------------------------------------------------------
 
@@ -302,8 +291,8 @@ def intercept(
 
     Raises:
         InputError: the program looks back, the network is compiled or already intercepted.
-        CertificateError: names the fields that differ, with ``on_mismatch="error"``. Raised at the
-            start of a *run* if the network was changed: train mode, weights, autocast, device.
+        CertificateError: names the fields that differ, with ``on_mismatch="error"``; raised at
+            the start of a *run* if the network was changed.
     """
     require_not_compiled(network)
     if planner.engine != "eager":
@@ -322,6 +311,12 @@ def intercept(
             )
     if not isinstance(network, nn.Module):
         return Interceptor(network, cached, read)
+    if cached.certificate is not None and not reaches(planner.denoiser, network):
+        raise InputError(
+            f"the planner's denoiser does not hold this {type(network).__name__}: the certificate "
+            "was compared with the denoiser, and says nothing about another network. Build the "
+            "planner around the network that the loop calls"
+        )
     plain = type(network).forward.__get__(network)
     interceptor = Interceptor(plain, cached, read)
     interceptor.install(network)

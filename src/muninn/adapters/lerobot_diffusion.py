@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters.diffusers_sampler import DiffusersSampler
-from muninn.adapters.lerobot_watch import policy_state
+from muninn.adapters.lerobot_watch import require_plain
 from muninn.adapters.watch import require_lerobot_loop, require_not_compiled
 from muninn.context import Context
 from muninn.errors import InputError
@@ -55,14 +55,7 @@ def planner_of(policy: Any) -> Planner:
             or has a scheduler that is not supported.
     """
     diffusion = policy.diffusion
-    now = state(policy)
-    if now["train mode"]:
-        raise InputError("the policy is in train mode; call policy.eval() first")
-    if now["autocast"] is not None:
-        raise InputError(
-            f"autocast to {now['autocast']} is on; the policy's loop would draw other noise than "
-            "without. Leave the autocast context (LeRobot: use_amp=false)"
-        )
+    device = require_plain(policy, diffusion)
     if diffusion.config.compile_model:
         raise InputError(
             "the U-Net is compiled; make the policy with compile_model=false to cache it"
@@ -73,7 +66,7 @@ def planner_of(policy: Any) -> Planner:
         ConditionalUNet(diffusion),
         DiffusersSampler(diffusion.noise_scheduler, diffusion.num_inference_steps),
         (diffusion.config.horizon, diffusion.config.action_feature.shape[0]),
-        device=now["device"],
+        device=device,
         dtype=next(diffusion.parameters()).dtype,  # as the loop draws
     )
 
@@ -87,7 +80,7 @@ def state(policy: Any) -> dict[str, Any]:
     """What may be changed after enabling."""
     diffusion = policy.diffusion
     return {
-        **policy_state(policy, diffusion),
+        "train mode": policy.training,
         "inference steps": diffusion.num_inference_steps,
         "scheduler": f"{type(diffusion.noise_scheduler).__name__}"
         f"({dict(diffusion.noise_scheduler.config)})",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters import lerobot_diffusion
-from muninn.adapters.lerobot_watch import policy_state
+from muninn.adapters.lerobot_watch import require_plain
 from muninn.adapters.watch import require_lerobot_loop
 from muninn.context import Context, concatenate
 from muninn.errors import InputError
@@ -97,15 +97,9 @@ def planner_of(policy: Any) -> Planner:
         InputError: the policy is in train mode, compiled or under autocast, guides with real-time
             chunking, or overrides the loop.
     """
-    model, config, now = policy.model, policy.config, state(policy)
-    if now["train mode"]:
-        raise InputError("the policy is in train mode; call policy.eval() first")
-    if now["autocast"] is not None:
-        raise InputError(
-            f"autocast to {now['autocast']} is on; leave the autocast context (LeRobot: "
-            "use_amp=false)"
-        )
-    if now["real-time chunking"]:
+    model, config = policy.model, policy.config
+    device = require_plain(policy, model)
+    if state(policy)["real-time chunking"]:
         raise InputError(
             "real-time chunking (RTC) guides every step with the chunk before, which a cached step "
             "does not see; set rtc_config to None to cache this policy"
@@ -119,7 +113,7 @@ def planner_of(policy: Any) -> Planner:
         ActionExpert(model, (config.min_period, config.max_period)),
         EulerSteps(config.num_steps),
         (config.chunk_size, config.max_action_dim),
-        device=now["device"],
+        device=device,
     )
 
 
@@ -132,7 +126,7 @@ def state(policy: Any) -> dict[str, Any]:
     """What may be changed after enabling."""
     model = policy.model
     return {
-        **policy_state(policy, model),
+        "train mode": policy.training,
         "number of steps": policy.config.num_steps,
         "real-time chunking": model._rtc_enabled()
         or (model.rtc_processor is not None and model.rtc_processor.is_debug_enabled()),

@@ -1,25 +1,27 @@
-"""What may change in a LeRobot policy after its cache was switched on; read at every call."""
+"""What a LeRobot policy must be before its sampling loop can be a planner."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
-from muninn.adapters.watch import watched
+from muninn.errors import InputError
 
 
-def policy_state(policy: Any, model: nn.Module) -> dict[str, Any]:
-    """Mode, precision and weights of a policy, with all parts of its model: encoders too."""
-    state = watched(model)
-    return {
-        **state,
-        "train mode": policy.training or state["train mode"],
-        "dtype": sorted({str(each.dtype) for each in model.parameters()}),
-        "compiled parts": sum(map(_is_compiled, model.modules())),
-    }
+def require_plain(policy: Any, model: nn.Module) -> torch.device:
+    """The device of a policy in eval mode and outside of autocast.
 
-
-def _is_compiled(part: nn.Module) -> bool:
-    """By ``torch.compile(part)``, or by ``part.compile()``."""
-    return "_orig_mod" in part._modules or part._compiled_call_impl is not None
+    Raises:
+        InputError: it is in train mode, or autocast is on.
+    """
+    device = next(model.parameters()).device
+    if policy.training or any(part.training for part in model.modules()):
+        raise InputError("the policy is in train mode; call policy.eval() first")
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        raise InputError(
+            f"autocast to {torch.get_autocast_dtype(device.type)} is on; the policy's loop would "
+            "draw other noise than without. Leave the autocast context (LeRobot: use_amp=false)"
+        )
+    return device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from muninn.adapters.registry import Adapter, adapter_for
 from muninn.cached import CachedPlanner, OnMismatch, cache
 from muninn.certificate import Certificate
-from muninn.errors import CertificateError, InputError
+from muninn.errors import InputError
 from muninn.record import Record
 from muninn.runtime import OnFailure
 
@@ -25,6 +26,8 @@ class EnabledCache:
             raised. An action taken from a queue of earlier actions is no call.
     """
 
+    stands_in = True  # is no part of the network
+
     def __init__(self, cached: CachedPlanner, loop: CachedLoop) -> None:
         self.cached = cached
         self.last: Record | None = None
@@ -38,34 +41,20 @@ class EnabledCache:
 class CachedLoop:
     """Stands in for the sampling loop of one policy."""
 
+    stands_in = True  # is no part of the network
+
     def __init__(self, policy: Any, adapter: Adapter, cached: CachedPlanner) -> None:
         self._policy = policy
         self._adapter = adapter
         self._enabled = EnabledCache(cached, self)
         self._owner, self._name = adapter.loop(policy)
-        self._state = adapter.state(policy)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         enabled = self._enabled
         enabled.last = None
-        self._require_unchanged()
         context, noise = self._adapter.arguments(enabled.cached.planner, *args, **kwargs)
         trajectory, enabled.last = enabled.cached(context, noise=noise)
         return trajectory
-
-    def _require_unchanged(self) -> None:
-        """The certificate was compared with the policy as it was when the cache was enabled."""
-        state = self._adapter.state(self._policy)
-        changes = [
-            f"{name} was {was}, is {state[name]}"
-            for name, was in self._state.items()
-            if state[name] != was
-        ]
-        if changes:
-            raise CertificateError(
-                f"the policy changed since enable_cache: {'; '.join(changes)}. Undo that, or call "
-                "disable_cache and enable a certificate made for the policy as it is now"
-            )
 
     def install(self) -> None:
         """Put this in the loop's place; ``policy.muninn`` holds the records."""
@@ -112,17 +101,18 @@ def enable_cache(
     Args:
         policy: of a class that has an adapter, in eval mode, on its final device.
         certificate: the certificate, or the path of its file.
-        on_mismatch: what to do if the certificate cannot be read or was made for another policy:
-            ``error`` raises, ``full`` runs full compute and says so in every record.
+        on_mismatch: what to do if the certificate cannot be read, was made for another policy, or
+            the policy was changed after enabling (train mode, device, number of steps, weights,
+            hooks, autocast): ``error`` raises, ``full`` runs full compute and says so in every
+            record.
         on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
             compute for it, ``error`` raises.
 
     Raises:
         InputError: the class has no adapter, the policy cannot be cached as it is, its cache is
             already enabled, or ``certificate`` is none.
-        CertificateError: names the fields that differ, with ``on_mismatch="error"``. Raised by a
-            *call*, whatever ``on_mismatch``, if the policy was changed after enabling (train mode,
-            device, number of steps, weights, autocast, compiled parts), in any part of it.
+        CertificateError: names the fields that differ, with ``on_mismatch="error"``; raised by
+            a *call* if the policy was changed after enabling.
     """
     if is_cache_enabled(policy):
         raise InputError(
@@ -136,7 +126,13 @@ def enable_cache(
         )
     adapter = adapter_for(policy)
     planner = adapter.planner_of(policy)
-    cached = cache(planner, certificate, on_mismatch=on_mismatch, on_failure=on_failure)
+    cached = cache(
+        planner,
+        certificate,
+        on_mismatch=on_mismatch,
+        on_failure=on_failure,
+        state=partial(adapter.state, policy),
+    )
     CachedLoop(policy, adapter, cached).install()
 
 

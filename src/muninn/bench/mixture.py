@@ -82,7 +82,8 @@ def mixture_denoiser(schedule: Schedule, *, seed: int = 0) -> MixtureDenoiser:
     wiggle = 0.15 * torch.randn(ROUTES, HORIZON, DIM, generator=generator)
     deviations = torch.tensor([0.10, 0.16, 0.12, 0.22])
     weights = torch.tensor([0.35, 0.25, 0.25, 0.15])
-    return MixtureDenoiser(schedule, ends[:, None] * ramp + wiggle, deviations, weights)
+    means = ends[:, None] * ramp + wiggle
+    return MixtureDenoiser(schedule, means, deviations, weights).eval()
 
 
 def mixture_planner(

@@ -1,17 +1,18 @@
-"""The weights of a deployed denoiser, watched: a certificate holds for those it was made for."""
+"""Whether a deployed network is still what it was: one watch for every way to switch a cache on."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import operator
-from typing import Any
+from collections.abc import Callable, Collection, Hashable
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from muninn.denoiser import tensor_bytes
+from muninn.digest import tensor_bytes
 from muninn.links import identified
 from muninn.reach import Reach
 
@@ -19,23 +20,30 @@ NUMBERS = 8  # looked at in every weight, because writes through ``.data`` are n
 _dtype = operator.attrgetter("dtype")
 _writes = operator.attrgetter("_version")  # in place
 
+Change = Literal["code", "weights or settings"]
 
-class Weights:
-    """What the weights of a denoiser are now, to be compared with what they are later.
+
+class Watch:
+    """What a denoiser is now, to be compared with what it is later.
 
     Weights are parameters and persistent buffers of all modules that can be reached, and tensors
     outside of modules that certificates identify. They are followed by where they are held, by
     their memory, shape and strides, by torch's count of writes in place and by some of their
-    numbers; modules by train mode too. Memory is held, as for graphs: until a call finds that a
-    network has been moved, it takes up room where it was.
+    numbers. Modules are followed by train mode, hooks and a replaced ``forward``; classes by their
+    methods; all of these by plain settings: numbers, strings and flags.
+
+    The memory of weights is held: until a call finds that a network has been moved, its old
+    storage stays alive.
 
     Args:
         denoiser: the callable.
+        skip: places that the network rewrites by itself, which are not looked at.
     """
 
-    def __init__(self, denoiser: Any) -> None:
+    def __init__(self, denoiser: Any, skip: Collection[Hashable] = frozenset()) -> None:
         self._denoiser = denoiser
-        self._reach = Reach(denoiser, tables=False)
+        self._skip = skip
+        self._reach = self._look()
         self._counted = _counted(self._reach.weights)
         self._held = [weight.detach() for weight in self._reach.weights]
         self._dtypes = list(map(_dtype, self._held))
@@ -43,22 +51,41 @@ class Weights:
         self._windows = _windows(self._held)
         self._numbers = [torch.cat(group) for group in self._windows]
 
-    def unchanged(self) -> bool:
-        """Whether everything is as it was; about two microseconds for each weight.
+    def _look(self) -> Reach:
+        return Reach(self._denoiser, tables=False, settings=True, skip=self._skip)
 
-        Writes through ``.data`` that leave the first numbers of every weight alone are not seen.
+    def rewritten(self) -> set[Hashable]:
+        """Places that hold something else by now."""
+        return self._reach.rewritten()
+
+    def change(self) -> Callable[[], Change | None]:
+        """Look now; the function that is returned says what has changed, or None.
+
+        On a GPU the numbers of the weights are compared there, and only the function waits for
+        them: call it when the device has been waited for anyway. Writes through ``.data`` that
+        leave the first numbers of every weight alone are not seen.
         """
-        if not self._reach.intact():
-            reach = Reach(self._denoiser, tables=False)
-            if reach.modes != self._reach.modes or _parts(reach) != _parts(self._reach):
-                return False
-            self._reach, self._counted = reach, _counted(reach.weights)  # compared right below
+        found = self._change_here()
+        if found is not None:
+            return lambda: found
         pairs = zip(self._windows, self._numbers, strict=True)
-        return (
-            list(map(_writes, self._counted)) == self._writes
-            and self._same_memory()
-            and all(torch.equal(torch.cat(group), numbers) for group, numbers in pairs)
-        )
+        # torch.equal would wait for the device.
+        same = [(torch.cat(group) == numbers).all() for group, numbers in pairs]
+        return lambda: None if all(map(bool, same)) else "weights or settings"
+
+    def _change_here(self) -> Change | None:
+        """What the host can see."""
+        if not self._reach.intact():
+            reach = self._look()
+            if list(map(id, reach.code)) != list(map(id, self._reach.code)):
+                return "code"
+            same = reach.modes == self._reach.modes and _parts(reach) == _parts(self._reach)
+            if not (same and reach.settings == self._reach.settings):
+                return "weights or settings"
+            self._reach, self._counted = reach, _counted(reach.weights)  # compared right below
+        if list(map(_writes, self._counted)) == self._writes and self._same_memory():
+            return None
+        return "weights or settings"
 
     def _same_memory(self) -> bool:
         weights = self._reach.weights
@@ -80,6 +107,18 @@ class Weights:
             if _address(weight) not in hashed:
                 state.update(tensor_bytes(weight)[0])
         return state.hexdigest()
+
+
+def in_train_mode(denoiser: Any) -> str | None:
+    """The type of a module in train mode that a denoiser reaches, or None."""
+    reach = Reach(denoiser, tables=False)
+    modules = [part for part in reach.objects if isinstance(part, nn.Module)]
+    return next((type(part).__qualname__ for part in modules if part.training), None)
+
+
+def reaches(denoiser: Any, module: nn.Module) -> bool:
+    """Whether a denoiser computes with a module."""
+    return any(part is module for part in Reach(denoiser).objects)
 
 
 def _counts(part: Any) -> bool:
