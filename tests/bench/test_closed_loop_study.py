@@ -36,7 +36,6 @@ from muninn.bench.closed_loop.write import write_results
 from muninn.cli import app
 from muninn.errors import CalibrationError, InputError
 from muninn.escalation import Needs
-from muninn.programs import Job
 from muninn.risk import order_statistic
 
 SETTINGS = Settings(
@@ -184,12 +183,6 @@ def test_a_trace_is_measured_for_every_program() -> None:
     assert all(job.seconds > 0.0 for job in trace.jobs)
     assert {job.evaluations for job in trace.of("full", 1)} == {loop_cases.STEPS}
     assert {job.evaluations for job in trace.of("fewsteps", 1)} == {4}
-    without = ClosedLoopPrograms(programs.platform, programs.fast)
-    assert "fewsteps" not in {
-        job.program for job in measure_trace(without, contexts, 1, progress=False).jobs
-    }
-    with pytest.raises(InputError, match=r"tuned by `muninn fly --study`"):
-        without.plan("fewsteps", Job("cached", contexts[:1], (0,)))
 
 
 # -- counting -----------------------------------------------------------------------------------

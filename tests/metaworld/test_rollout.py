@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -113,9 +114,9 @@ def test_a_study_certifies_compares_and_is_taken_up_again(
     result = run()
     names = [method["name"] for method in result["methods"]]
     assert names == ["full", "muninn", "fewsteps", "dpmsolver", "unipc"][: 5 - 2 * flow]
+    spent = math.ceil(result["methods"][1]["evaluations_mean"])
     for method in result["methods"][2:]:
-        # Muninn's five anchors of ten, or five of sixteen: no fewer, and any trained timestep.
-        assert method["evaluations_mean"] == len(method["tuned"]["timesteps"]) == 5
+        assert method["evaluations_mean"] == len(method["tuned"]["timesteps"]) == spent
         assert method["tuned"]["calls"] >= 16
         assert flow or method["tuned"]["timesteps"][-1] == 0
     full = result["methods"][0]

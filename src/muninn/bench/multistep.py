@@ -15,8 +15,8 @@ from muninn.errors import InputError
 from muninn.planner import Noise, Planner
 
 Solver = Literal["dpmsolver", "unipc"]
-ORDERS: dict[Solver, tuple[int, ...]] = {"dpmsolver": (2, 3), "unipc": (2, 3)}
-"""Orders that are offered; the first of DPM-Solver++ is DDIM itself, of UniPC nearly so."""
+ORDERS: dict[Solver, tuple[int, ...]] = {"dpmsolver": (2, 3), "unipc": (1, 2, 3)}
+"""Orders that are offered; the first of DPM-Solver++ is DDIM itself."""
 
 
 class MultistepPlanner:

@@ -21,9 +21,11 @@ TITLES = {
 
 def title(method: dict[str, Any]) -> str:
     """A method's row in words, with the order that tuning chose where there was a choice."""
-    name = TITLES.get(method["name"], method["name"])
+    name = TITLES.get(method["name"], str(method["name"]))
     tuned = method.get("tuned")
-    return name if tuned is None or tuned["order"] == 1 else f"{name}, order {tuned['order']}"
+    if tuned is None or method["name"] == "fewsteps":  # those have one order
+        return name
+    return f"{name}, order {tuned['order']}"
 
 
 def markdown_table(result: dict[str, Any]) -> str:

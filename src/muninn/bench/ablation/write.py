@@ -60,9 +60,9 @@ def write_results(raw: Path, out: Path) -> list[str]:
     tables = all_tables(measured)
     for table in tables:
         (out / f"{table.name}.csv").write_text(table.csv())
-    families = raw / "families.json"
-    if families.is_file():
-        shutil.copy(families, out / "families.json")
+    for name in ("families.json", "alternatives.json"):
+        if (raw / name).is_file():
+            shutil.copy(raw / name, out / name)
     drawn = plots.draw_all(measured, out)
     (out / "README.md").write_text(page(measured, tables, drawn))
     return [f"{table.name}.csv" for table in tables] + [*drawn, "README.md"]
