@@ -24,7 +24,7 @@ from muninn.plan import Program, Static
 from muninn.planner import Engine as PlannerEngine
 from muninn.planner import Noise, Planner
 from muninn.record import Record
-from muninn.weights import Weights
+from muninn.watch import Watch
 
 Engine = Literal["eager", "compiled", "graph", "compiled graph"]
 
@@ -120,11 +120,11 @@ def run_program(planner: Planner, program: Program, engine: PlannerEngine) -> Ru
 
 def run_certified(planner: Planner, program: Program, engine: PlannerEngine) -> Run:
     """The same as a certificate lets it run: every call first looks for what would void that."""
-    run, weights = run_program(planner, program, engine), Weights(planner.denoiser)
+    run, weights = run_program(planner, program, engine), Watch(planner.denoiser)
     was = arithmetic(planner.device)
 
     def checked(context: Any, noise: Noise) -> tuple[Tensor, Record]:
-        if arithmetic(planner.device) != was or not weights.unchanged():
+        if arithmetic(planner.device) != was or weights.change()() is not None:
             raise InputError("the network or the arithmetic changed while it was timed")
         return run(context, noise)
 
