@@ -20,13 +20,12 @@ from muninn.bench.alternatives import (
     METHODS,
     Alternative,
     AlternativeSearch,
-    allowed_share,
     available,
     deviations,
-    mean_evaluations,
-    tuning_calls,
+    every_order,
 )
 from muninn.bench.baselines import fixed_skip
+from muninn.bench.matched import allowed_share, mean_evaluations, tuning_calls
 from muninn.bench.spacings import distinct, sampler_states, spacings, trained_states
 from muninn.errors import InputError
 from muninn.journal import Journal
@@ -193,6 +192,23 @@ def test_a_stochastic_sampler_is_refused_with_the_way_out() -> None:
     planner = mixture_planner(ddpm(SCHEDULE, kind="sample"), SHAPE)
     with pytest.raises(InputError, match="same model and a deterministic sampler"):
         AlternativeSearch(calls(planner), 0.05, 0.03)
+
+
+def test_on_every_step_first_order_is_the_sampler_and_higher_ones_show_its_step_size(
+    planner: Planner,
+) -> None:
+    paired = calls(planner)
+    found = {(one.name, one.order): one for one in every_order(planner)}
+    assert {name: sum(key[0] == name for key in found) for name in METHODS} == {
+        name: len(orders) for name, orders in METHODS.items()
+    }
+    sizes = {key: np.median(deviations(one.run(planner), paired, 8)) for key, one in found.items()}
+    assert max(sizes["fewsteps", 1], sizes["taylor", 1], sizes["taylor", 2]) < 1e-5
+    assert sizes["dpmsolver", 2] > 1e-3 and sizes["unipc", 3] > 1e-3
+    # Solvers of the same equation agree with each other better than with the sampler.
+    noise = planner.draw_noise(seeds=range(8))
+    second, third = (found["dpmsolver", order].run(planner)(None, noise)[0] for order in (2, 3))
+    assert (second - third).abs().median() < (second - planner.sample(noise=noise)).abs().median()
 
 
 def test_without_diffusers_its_solvers_are_not_offered(

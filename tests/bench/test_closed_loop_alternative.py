@@ -9,12 +9,13 @@ import pytest
 
 import closed_loop_cases as cases
 import loop_cases
-from muninn.bench.alternatives import Alternative, allowed_share, deviations
+from muninn.bench.alternatives import Alternative, deviations
 from muninn.bench.closed_loop.certified import position_metric, scout
 from muninn.bench.closed_loop.methods import ClosedLoopPrograms
 from muninn.bench.closed_loop.settings import Settings
 from muninn.bench.closed_loop.study import Paths, prepare
 from muninn.bench.closed_loop.timing import measure_trace
+from muninn.bench.matched import allowed_share
 from muninn.errors import InputError
 from muninn.paired import PairedCalls, call_seed
 from muninn.programs import Job

@@ -241,7 +241,7 @@ def test_an_interrupted_run_ends_with_the_same_files(
     monkeypatch.setattr(Laboratory, "draw", stopping)
     with pytest.raises(KeyboardInterrupt):
         run_coverage(tmp_path / "stopped", options=TINY, progress=False)
-    with pytest.raises(CalibrationError, match="Delete it, or resume with the settings"):
+    with pytest.raises(CalibrationError, match="Delete it, or resume with"):
         run_coverage(tmp_path / "stopped", seed=1, quick=True, progress=False)
     run_coverage(tmp_path / "stopped", options=TINY, progress=False)
     assert left[0] == 4 - 1 - 9  # nine repetitions, and the one that was interrupted

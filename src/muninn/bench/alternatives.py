@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -22,21 +22,16 @@ from muninn.bench.multistep import ORDERS, MultistepPlanner, Solver
 from muninn.bench.protocol import Run, fixed_cost
 from muninn.bench.spacings import State, distinct, sampler_states, spacings, trained_states
 from muninn.bench.taylor import TaylorPlanner
-from muninn.certificate import Certificate
-from muninn.certify import split_units
-from muninn.context import Context, batch_size
 from muninn.errors import InputError
 from muninn.forecast import Forecast
 from muninn.journal import Journal
-from muninn.metrics import Metric, Tolerance, measure
-from muninn.paired import PairedCalls, call_seed
+from muninn.metrics import Tolerance, measure
+from muninn.paired import PairedCalls
 from muninn.plan import Static
 from muninn.planner import Planner
-from muninn.risk import require_units
 from muninn.schedule import FloatArray
 from muninn.search import BATCH, Search
 from muninn.static_search import Candidate, StaticSearch
-from muninn.units import OpenLoop
 
 Sample = Callable[..., Tensor]
 """``sample(context, noise=noise)``: trajectories (batch, horizon, dim)."""
@@ -112,7 +107,7 @@ class Alternative:
         """Evenly spread over the sampler's own steps, for networks whose plans mean nothing."""
         states = sampler_states(planner.sampler)
         visited = tuple(states[step] for step in spread_steps(len(states), count))
-        return cls(name, _middle(name), "even, not tuned", visited, math.nan, 0)
+        return cls(name, _middle(name), "even", visited, math.nan, 0)
 
     def tuned(self) -> dict[str, Any]:
         """What a result says of it (docs/architecture.md)."""
@@ -262,36 +257,10 @@ def available(planner: Planner) -> tuple[str, ...]:
     return tuple(METHODS)
 
 
-def allowed_share(certificate: Certificate) -> float:
-    """The share of calls beyond the tolerance at which a certificate is still given."""
-    certify = certificate.counts["certify"]
-    return (require_units(certify, certificate.risk, certificate.confidence, "") - 1) / certify
-
-
-def mean_evaluations(certificate: Certificate) -> int:
-    """Mean evaluations of the certified program on its own calls, rounded up; at least 2."""
-    for row in certificate.realised:
-        if row["member"] == certificate.member:
-            return max(2, math.ceil(float(row["evaluations_mean"]) - 1e-9))
-    return int(certificate.identity["sampler"]["steps"])  # member 0: full compute
-
-
-def tuning_calls(
-    planner: Planner, contexts: Context, metric: Metric, certificate: Certificate
-) -> PairedCalls:
-    """The calls of a calibration that tuned its family: same contexts, same noise.
-
-    Args:
-        planner: what was calibrated.
-        contexts: that ``calibrate`` was given, all of them.
-        metric: that it was given.
-        certificate: that came out, of ``unit="call"``.
-    """
-    count = batch_size(contexts)
-    if not count:
-        raise InputError("tuning needs at least one call")
-    split = split_units(
-        count, certificate.risk, certificate.confidence, tune=True, seed=certificate.seed
-    )
-    whole = PairedCalls(planner, contexts, count, metric, call_seed(certificate.seed, 0))
-    return OpenLoop(whole, 1.0, "call", None, BATCH).for_tuning(split["tune"])
+def every_order(planner: Planner, names: Sequence[str] | None = None) -> list[Alternative]:
+    """The alternatives on all of the sampler's own steps, in every order."""
+    return [
+        replace(Alternative.untuned(name, planner, len(planner.sampler)), order=order)
+        for name in (names or available(planner))
+        for order in METHODS[name]
+    ]

@@ -19,9 +19,10 @@ import torch
 from muninn.bench.alternatives import (
     Alternative,
     AlternativeSearch,
-    allowed_share,
     deviations,
+    every_order,
 )
+from muninn.bench.matched import allowed_share
 from muninn.bench.maze import MazeProblem, sample_problems
 from muninn.bench.maze_planner import find_models, maze_contexts, maze_planner
 from muninn.bench.protocol import Outcomes, Success, compare, summarise
@@ -120,6 +121,9 @@ class MazeStudy:
     ) -> list[dict[str, Any]]:
         """What the tuned alternatives give on the test calls, one row a method and number of steps.
 
+        With as many evaluations as the sampler has steps there is nothing to tune, and the order
+        closest to the sampler would hide what the others show, its step-size error: all are listed.
+
         Args:
             counts: evaluations of a call.
             calls: to test on; at most :data:`TUNING_CALLS` others are tuned on.
@@ -127,30 +131,37 @@ class MazeStudy:
             names: of the alternatives; all by default.
             progress: show progress bars.
         """
+        steps = len(self.planner.sampler)
         test = self._paired(TEST, calls, "rms_step")
         tuning = self._paired(TUNE, min(TUNING_CALLS, calls), "rms_step")
-        search = AlternativeSearch(tuning, tolerance, SHARE)
         rows: list[dict[str, Any]] = []
         with bars(progress) as task:
             advance = task("tuned alternatives", len(counts))
             for count in counts:
-                for name, alternative in search.best(count, names).items():
-                    deviation = deviations(alternative.run(self.planner), test, calls)
-                    rows.append(
-                        {
-                            "method": name,
-                            "order": alternative.order,
-                            "spacing": alternative.spacing,
-                            "evaluations": count,
-                            "calls": calls,
-                            "deviation_p50": float(np.median(deviation)),
-                            "deviation_p95": float(np.quantile(deviation, 0.95)),
-                            "deviation_max": float(deviation.max()),
-                            f"share_beyond_{tolerance:g}": float((deviation > tolerance).mean()),
-                        }
-                    )
+                if count == steps:
+                    found = every_order(self.planner, names)
+                else:
+                    search = AlternativeSearch(tuning, tolerance, SHARE)
+                    found = list(search.best(count, names).values())
+                rows += [self._few_step_row(one, test, tolerance) for one in found]
                 advance(1)
         return rows
+
+    def _few_step_row(
+        self, alternative: Alternative, test: PairedCalls, tolerance: float
+    ) -> dict[str, Any]:
+        deviation = deviations(alternative.run(self.planner), test, test.count)
+        return {
+            "method": alternative.name,
+            "order": alternative.order,
+            "spacing": alternative.spacing,
+            "evaluations": alternative.evaluations,
+            "calls": test.count,
+            "deviation_p50": float(np.median(deviation)),
+            "deviation_p95": float(np.quantile(deviation, 0.95)),
+            "deviation_max": float(deviation.max()),
+            f"share_beyond_{tolerance:g}": float((deviation > tolerance).mean()),
+        }
 
     def _paired(self, stream: int, calls: int, metric: str) -> PairedCalls:
         seed = call_seed(self.seed, stream, 1)

@@ -18,18 +18,12 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from muninn.bench.alternatives import (
-    TAYLOR,
-    Alternative,
-    AlternativeSearch,
-    allowed_share,
-    available,
-    mean_evaluations,
-)
+from muninn.bench.alternatives import TAYLOR, Alternative, AlternativeSearch, available
 from muninn.bench.baselines import few_steps
 from muninn.bench.closed_loop.on_gpu import evaluate_on_gpu
 from muninn.bench.closed_loop.processes import end_with_parent
 from muninn.bench.closed_loop.settings import Settings
+from muninn.bench.matched import allowed_share, mean_evaluations
 from muninn.bench.maze_planner import find_models
 from muninn.bench.protocol import Run, plain
 from muninn.cached import CachedPlanner, cache

@@ -14,14 +14,8 @@ from torch import Tensor
 
 from muninn.adapters import enable_cache, planner_of
 from muninn.adapters.lerobot_diffusion import executed_actions, global_conditions
-from muninn.bench.alternatives import (
-    TAYLOR,
-    Alternative,
-    AlternativeSearch,
-    allowed_share,
-    available,
-    tuning_calls,
-)
+from muninn.bench.alternatives import TAYLOR, Alternative, AlternativeSearch, available
+from muninn.bench.matched import allowed_share, tuning_calls
 from muninn.bench.metaworld.flow import STEPS, flow_planner
 from muninn.bench.metaworld.policy import features, load_policy
 from muninn.bench.protocol import Run, plain
