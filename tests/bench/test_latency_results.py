@@ -58,7 +58,7 @@ def test_parts_of_a_call_are_counted_and_the_clocks_taken_off() -> None:
     programs = Programs(subject, 5)
     methods = {m.name: m for m in methods_for(programs, graphed=False, compiled=False)}
     before = [getattr(owner, name) for owner, name, _ in profile.SEAMS]
-    rows = profile.host_parts(subject, STATIC_EAGER, methods[STATIC_EAGER].make(), repeats=2)
+    rows = profile.host_parts(subject, methods[STATIC_EAGER], repeats=2)
     assert [getattr(owner, name) for owner, name, _ in profile.SEAMS] == before
     counts = {found.part: found.count for found in rows}
     assert counts[profile.NETWORK] == 5

@@ -152,16 +152,20 @@ def _timed(inner: Callable[..., Any], clock: Clock, part: str) -> Callable[..., 
     return outer
 
 
-def host_parts(subject: Subject, method: str, run: Run, repeats: int = REPEATS) -> list[ProfileRow]:
+def host_parts(subject: Subject, method: Method, repeats: int = REPEATS) -> list[ProfileRow]:
     """Mean wall-clock time of each part of a call.
 
     On a GPU the host does not wait for kernels, except where it reads: a part's time is that of
-    launching it.
+    launching it. The method is made with the clocks on: to one made before, they would be another
+    network.
     """
     call, device = subject.call(0), subject.planner.device
-    run(*call)
     clock = Clock()
     with clocked(clock):
+        run = method.make()
+        run(*call)
+        clock.seconds.clear()
+        clock.entries.clear()
         for _ in range(repeats):
             synchronise(device)
             clock.start()
@@ -172,7 +176,7 @@ def host_parts(subject: Subject, method: str, run: Run, repeats: int = REPEATS) 
     return [
         ProfileRow(
             subject.name,
-            method,
+            method.name,
             "host",
             part,
             1e3 * seconds / repeats,
@@ -249,11 +253,10 @@ def profile_subject(
     rows: list[ProfileRow] = []
     tables: list[str] = []
     for method in chosen:
-        run = method.make()
         if method.name in HOST:
-            rows += host_parts(subject, method.name, run)
+            rows += host_parts(subject, method)
         elif subject.planner.device.type == "cuda":
-            own, table = device_parts(subject, method.name, run)
+            own, table = device_parts(subject, method.name, method.make())
             rows += own
             tables.append(f"{subject.name}, {method.name}\n{table}")
         advance(1)
