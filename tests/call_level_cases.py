@@ -53,7 +53,8 @@ class Network(nn.Module):
 
     def forward(self, x: Tensor, cond: Tensor, t: Tensor) -> Tensor:
         self.timesteps.append(float(t.reshape(-1)[0]))
-        told = torch.stack([cond.reshape(-1), t.expand(len(x)) / 100], dim=1)[:, None].expand(-1, SHAPE[0], -1)
+        told = torch.stack([cond.reshape(-1), t.expand(len(x)) / 100], dim=1)[:, None]
+        told = told.expand(-1, SHAPE[0], -1)
         output = self.outer(torch.tanh(self.inner(torch.cat([x, told], dim=2))))
         if self.buffer.shape != output.shape:
             self.buffer = torch.empty_like(output)

@@ -16,6 +16,7 @@ from muninn.forecast import Forecast
 from muninn.plan import Everywhere, Family, Static
 from muninn.schedule import Schedule
 from muninn.solvers import ddim
+from muninn.unchecked import UNCHECKED
 
 
 @pytest.fixture
@@ -49,6 +50,15 @@ def test_inspect_prints_the_promise_and_its_limits(certificate: Path) -> None:
     words = " ".join(result.output.split())
     assert "At most 10.0% of new calls deviate" in words
     assert "Not promised" in words and "ddim" in words and "member 1" in words
+    for unchecked in UNCHECKED:
+        assert " ".join(unchecked.split()) in words
+
+
+def test_the_page_on_certificates_has_the_same_list_of_what_is_not_checked() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "certificate.md").read_text()
+    _, _, section = page.partition("## What is not checked\n")
+    listed = [line.removeprefix("- ") for line in section.splitlines() if line.startswith("- ")]
+    assert listed == list(UNCHECKED)
 
 
 def test_an_error_is_one_clear_line_and_exit_code_2(tmp_path: Path) -> None:

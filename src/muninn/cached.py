@@ -148,7 +148,11 @@ class CachedPlanner:
         if change == "code":
             return OTHER_CODE
         if change is not None and self.certificate is not None:
-            found = self._identify(self.certificate)
+            try:
+                found = self._identify(self.certificate)
+            except Exception as error:  # weights without memory, say, or on a device that is gone
+                self._watch = None
+                found = [f"{type(error).__name__}: {error}".partition("\n")[0]]
             self._judged = f"{OTHER_NETWORK} ({'; '.join(found)}); {_PUT_BACK}" if found else None
         return self._judged
 

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from muninn.bench.closed_loop.command import fly
-from muninn.bench.command import Seed, command_line, console, coverage, few_steps, latency, soak
+from muninn.bench.command import (
+    Seed,
+    checks,
+    command_line,
+    console,
+    coverage,
+    few_steps,
+    latency,
+    soak,
+)
 from muninn.bench.metaworld.command import metaworld
 from muninn.bench.monitor.command import monitor
 from muninn.errors import InputError, MuninnError
@@ -25,7 +34,7 @@ app = typer.Typer(
 bench = typer.Typer(help="Benchmarks whose raw numbers are committed under results/.")
 app.add_typer(bench, name="bench", no_args_is_help=True)
 app.command()(fly)
-for _study in (metaworld, monitor, coverage, latency, soak, few_steps):
+for _study in (metaworld, monitor, coverage, latency, checks, soak, few_steps):
     bench.command()(_study)
 
 ToleranceOption = Annotated[float, typer.Option(help="Largest deviation, in units of the metric.")]

@@ -231,13 +231,16 @@ class Questions:
 def apart(answers: Tensor, others: Tensor) -> FloatArray:
     """Largest difference of each answer, in shares of its root mean square, (steps, rows).
 
-    Infinite where shapes differ; NaN where an answer is not finite.
+    Infinite where shapes differ, or where only one of two numbers is NaN.
     """
     if answers.shape != others.shape:
         return np.full(others.shape[:2], math.inf)
     one, other = answers.detach().cpu().double().flatten(2), others.cpu().double().flatten(2)
-    size = other.square().mean(dim=2).sqrt().clamp_min(1e-30)
-    return np.asarray(((one - other).abs().amax(dim=2) / size).numpy(), dtype=np.float64)
+    size = other.square().nanmean(dim=2).sqrt().nan_to_num(0.0).clamp_min(1e-30)
+    far = (one - other).abs()
+    far[one.isnan() & other.isnan()] = 0.0
+    far = far.nan_to_num(math.inf, posinf=math.inf)
+    return np.asarray((far.amax(dim=2) / size).numpy(), dtype=np.float64)
 
 
 def _other_condition(states: Tensor | None, stored: FloatArray | None, limit: float) -> str | None:

@@ -111,9 +111,19 @@ class Watch:
 
 def in_train_mode(denoiser: Any) -> str | None:
     """The type of a module in train mode that a denoiser reaches, or None."""
-    reach = Reach(denoiser, tables=False)
-    modules = [part for part in reach.objects if isinstance(part, nn.Module)]
-    return next((type(part).__qualname__ for part in modules if part.training), None)
+    for part in Reach(denoiser, tables=False).objects:
+        if isinstance(part, nn.Module) and part.training and _mode_matters(part):
+            return type(part).__qualname__
+    return None
+
+
+def _mode_matters(module: nn.Module) -> bool:
+    """Not so for activations that libraries keep as globals, in train mode since they were made."""
+    weights = (
+        next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+    )
+    dropouts = nn.modules.dropout._DropoutNd
+    return weights or any(isinstance(part, dropouts) for part in module.modules())
 
 
 def reaches(denoiser: Any, module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""The commands `muninn bench coverage`, `latency`, `soak` and `few-steps`."""
+"""The commands `muninn bench coverage`, `latency`, `checks`, `soak` and `few-steps`."""
 
 from __future__ import annotations
 
@@ -83,6 +83,23 @@ def soak(
         console.print(
             f"{run.program}, {run.engine}: {run.calls} calls, {run.changed} results changed, "
             f"memory {before:.1f} -> {after:.1f} MB",
+            highlight=False,
+        )
+
+
+def checks(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    calls: Annotated[int, typer.Option(help="Timed calls of each kind.")] = 200,
+) -> None:
+    """What a certificate's checks cost: calls of six evaluations, with and without, in turns."""
+    from muninn.bench.latency.checks import run_checks
+
+    for row in run_checks(out, device, calls, command_line()):
+        console.print(
+            f"{row['planner']}, {row['engine']}: {row['without_ms_p50']:.2f} ms without, "
+            f"{row['checked_ms_p50']:.2f} ms with ({row['cost_share']:+.2%}); the checks alone "
+            f"take {row['checks_alone_us_p50']:.0f} us",
             highlight=False,
         )
 

@@ -134,3 +134,6 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
             "yes" if row["accepted"] else "no (stopped)",
         )
     console.print(scan)
+    console.print("[bold]Not checked[/] when this certificate is used:")
+    for words in certificate.unchecked():
+        console.print(f"- {words}", markup=False, highlight=False)

@@ -16,7 +16,7 @@ from muninn.bench.latency.programs import Programs
 from muninn.bench.protocol import Run, fixed_cost, plain
 from muninn.capture import capture
 from muninn.compiled import CompiledDenoiser
-from muninn.context import Context, copy_into, select
+from muninn.context import Context, copy_into, form, select
 from muninn.engines import runtime_for
 from muninn.errors import InputError
 from muninn.layout import channels_last
@@ -119,14 +119,17 @@ def run_program(planner: Planner, program: Program, engine: PlannerEngine) -> Ru
 
 
 def run_certified(planner: Planner, program: Program, engine: PlannerEngine) -> Run:
-    """The same as a certificate lets it run: every call first looks for what would void that."""
-    run, weights = run_program(planner, program, engine), Watch(planner.denoiser)
-    was = arithmetic(planner.device)
+    """The same with the checks that a certificate makes at every call."""
+    runtime = runtime_for(replace(planner, engine=engine), program, on_failure="error")
+    watch, was = Watch(planner.denoiser), arithmetic(planner.device)
 
     def checked(context: Any, noise: Noise) -> tuple[Tensor, Record]:
-        if arithmetic(planner.device) != was or weights.change()() is not None:
+        changes: list[Any] = []
+        same = arithmetic(planner.device) == was and form(context)
+        found = runtime(context, noise=noise, meanwhile=lambda: changes.append(watch.change()))
+        if not same or changes[0]() is not None:
             raise InputError("the network or the arithmetic changed while it was timed")
-        return run(context, noise)
+        return found
 
     return checked
 
