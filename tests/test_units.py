@@ -25,8 +25,8 @@ FULL = Program.full("sample")
 
 
 def open_loop(unit: UnitName = "call", episode_of: list[int] | None = None) -> OpenLoop:
-    paired = PairedCalls(planner(), contexts(8), 8, rms_step, 1)
-    return OpenLoop(paired, TOLERANCE, unit, episode_of, 6)
+    paired = PairedCalls(planner(), contexts(8), 8, rms_step, 1, batch=6)
+    return OpenLoop(paired, TOLERANCE, unit, episode_of)
 
 
 def closed_loop(unit: UnitName = "episode", **changes: object) -> ClosedLoop:
@@ -99,7 +99,7 @@ def test_tuning_sees_the_contexts_of_its_units_with_noise_of_its_own() -> None:
 
 def test_units_of_other_calls_have_another_identity() -> None:
     paired = PairedCalls(planner(), contexts(8, seed=1), 8, rms_step, 1)
-    other = OpenLoop(paired, TOLERANCE, "call", None, 6)
+    other = OpenLoop(paired, TOLERANCE, "call", None)
     assert open_loop().identity() == open_loop().identity() != other.identity()
 
 

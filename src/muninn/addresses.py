@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from muninn.reach import Reach
+from muninn.reach import Places, Reach
 
 _dtype = operator.attrgetter("dtype")
 
@@ -30,11 +30,11 @@ class Addresses:
 
     def __init__(self, *holders: Any, rerun: Callable[[], Any] | None = None) -> None:
         self._holders = holders
-        self._skip: set[Hashable] = set()
-        self._reach = self._first = Reach(*holders)  # kept: what is to be skipped goes by identity
+        self._skip: Places = {}
+        self._reach = Reach(*holders)
         if rerun is not None:
             rerun()
-            self._skip = self._first.rewritten()
+            self._skip = self._reach.rewritten()
             self._reach = self._look()
         self._held = [tensor.detach() for tensor in self._reach.tensors]
         self._dtypes = list(map(_dtype, self._held))

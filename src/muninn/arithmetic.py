@@ -60,6 +60,11 @@ def arithmetic(device: torch.device) -> Arithmetic:
     return found or None
 
 
+def switches(found: Arithmetic) -> dict[str, Any]:
+    """What of an arithmetic is set for the whole process: all but autocast."""
+    return {name: value for name, value in (found or {}).items() if name != "autocast"}
+
+
 def _add_cuda(found: dict[str, Any]) -> None:
     """TF32 is off for matrix products and on for convolutions by default.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -11,16 +12,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from muninn.arithmetic import arithmetic
-from muninn.certificate import Certificate, differences
-from muninn.context import Context, batch_size, form
+from muninn.arithmetic import arithmetic, switches
+from muninn.certificate import Certificate
+from muninn.comparison import differences
+from muninn.context import Context, form
 from muninn.engines import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
+from muninn.reach import Places, Reach
 from muninn.record import Record
 from muninn.runtime import OnFailure, Runtime, log_once
-from muninn.watch import Watch
+from muninn.watch import Watch, in_train_mode
 
 OnMismatch = Literal["error", "full"]
 State = Callable[[], dict[str, Any]]
@@ -67,7 +70,8 @@ class CachedPlanner:
         self.asking = False
         self._state = state
         self._watch: Watch | None = None
-        self._before: Watch | None = None
+        self._rewritten: Places = {}  # by the network itself, whenever it is asked
+        self._identifying = threading.Lock()
         self._unidentified: str | None = None  # what a fingerprint leaves out, as it was at first
         self._judged = reason
         if certificate is not None and (found := self._identify(certificate)):
@@ -78,7 +82,7 @@ class CachedPlanner:
             if on_mismatch == "error":
                 raise CertificateError(reason)
             log_once(f"running full compute: {reason}")
-            self.certificate = certificate = None
+            self.certificate = certificate = self._watch = None
         full = Program.full(planner.sampler.kind)
         if certificate is None:
             self._full = runtime_for(planner, full, on_failure=on_failure)
@@ -113,8 +117,8 @@ class CachedPlanner:
             "autocast and precision settings of calibration, or calibrate with those of the call"
         )
 
-    def misfit(self, context: Context) -> str | None:
-        """Why a context is not of the kind that was calibrated, or None."""
+    def misfit(self, context: Context, rows: int) -> str | None:
+        """Why a call of some rows is not of the kind that was calibrated, or None."""
         certificate = self.certificate
         if certificate is None:
             return None
@@ -124,12 +128,16 @@ class CachedPlanner:
                 f"context: {'; '.join(found[:3])} (each is the shape of one row: a single call is "
                 "context[None]); give contexts like those calibrated, or calibrate with these"
             )
-        if not certificate.together and (rows := batch_size(context) or 1) > 1:
-            return (
-                f"batch: the call has {rows} rows. Rows that are run together influence each other "
-                "in this network, so it was calibrated one row at a time; call it row by row"
-            )
-        return None
+        return self.too_many(rows)
+
+    def too_many(self, rows: int) -> str | None:
+        """Why rows may not be run together, or None."""
+        if rows < 2 or self.certificate is None or self.certificate.together:
+            return None
+        return (
+            f"batch: the call has {rows} rows. Rows that are run together influence each other in "
+            "this network, so it was calibrated one row at a time; call it row by row"
+        )
 
     def _look(self) -> Callable[[], str | None]:
         """Look at the network; the function that is returned says why it is another one, or None.
@@ -144,15 +152,16 @@ class CachedPlanner:
         return lambda: self._judge("copied" if change is None else change())
 
     def _judge(self, change: str | None) -> str | None:
-        """The network is identified anew when its weights or settings have changed."""
+        """The network is identified again when its weights or settings have changed."""
         if change == "code":
             return OTHER_CODE
         if change is not None and self.certificate is not None:
-            try:
-                found = self._identify(self.certificate)
-            except Exception as error:  # weights without memory, say, or on a device that is gone
-                self._watch = None
-                found = [f"{type(error).__name__}: {error}".partition("\n")[0]]
+            with self._identifying:
+                try:
+                    found = self._identify(self.certificate)
+                except Exception as error:  # weights without memory, say, or too little of it
+                    self._watch = None  # so that the next call tries again
+                    found = [f"{type(error).__name__}: {error}".partition("\n")[0]]
             self._judged = f"{OTHER_NETWORK} ({'; '.join(found)}); {_PUT_BACK}" if found else None
         return self._judged
 
@@ -161,26 +170,39 @@ class CachedPlanner:
 
         What the network rewrites by itself when it is asked is not watched.
         """
-        denoiser, rewritten = self.planner.denoiser, set[Hashable]()
-        self._before = before = Watch(denoiser)  # kept: what is skipped goes by identity
-        self.asking = True
-        try:
-            other = certificate.other_answers(
-                self.planner, lambda: rewritten.update(before.rewritten())
-            )
-        finally:
-            self.asking = False
+        denoiser, device = self.planner.denoiser, self.planner.device
+        self._watch = None  # lets go of weights that were replaced
+        before = Reach(denoiser, tables=False, settings=True)
+        other: list[str] = []
+        fits = switches(certificate.arithmetic) == switches(arithmetic(device))
+        if fits:  # else it is asked at the first call that has the certificate's precision
+            self.asking = True
+            try:
+                other = certificate.other_answers(
+                    self.planner, lambda: self._rewritten.update(before.rewritten())
+                )
+            finally:
+                self.asking = False
         # Before weights are hashed: they may change meanwhile, and that is to be seen next time.
-        self._watch = Watch(denoiser, rewritten)
-        here = self._watch.unidentified()
+        watch = Watch(denoiser, self._rewritten)
+        here = watch.unidentified()
         self._unidentified = self._unidentified or here
         if here != self._unidentified:
-            other.append("model: a part that was there when the certificate was compared with it")
-        return certificate.differences(self.planner) or other
+            other.append("model: a part of it is another one than when the cache was made")
+        if (mode := in_train_mode(denoiser)) is not None:
+            other.insert(0, f"model: a {mode} is in train mode")
+        found = certificate.differences(self.planner)
+        self._watch = watch if fits else None
+        return (other[:1] if mode else []) + found or other
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has weights of its own, and identifies them at its first call."""
-        return {**vars(self), "_watch": None, "_before": None}
+        copied = {**vars(self), "_watch": None, "_rewritten": {}}
+        del copied["_identifying"]
+        return copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _identifying=threading.Lock())
 
     # -- the call ------------------------------------------------------------------------------
 
@@ -206,7 +228,7 @@ class CachedPlanner:
         certificate = self.certificate
         if certificate is None:
             return self._in_full(context, noise, self._judged)
-        reason = self.other_arithmetic or self.misfit(context)
+        reason = self.other_arithmetic or self.misfit(context, len(noise.initial))
         if reason is None:
             looked: list[Callable[[], str | None]] = []
             try:
@@ -214,10 +236,15 @@ class CachedPlanner:
                     context, noise=noise, meanwhile=lambda: looked.append(self._look())
                 )
                 reason = looked[0]()
-            except Exception:
-                reason = self._look()()
+            except Exception as error:
+                try:
+                    reason = self._look()()
+                except Exception:  # the first one says more
+                    raise error from None
                 if reason is None:
                     raise
+            if reason is not None:
+                self._runtime.forget()  # it may have captured what the network is not
         if reason is not None:
             self.refuse(reason)
             return self._in_full(context, noise, reason)

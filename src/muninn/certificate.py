@@ -14,6 +14,7 @@ import torch
 
 from muninn import certificate_file
 from muninn.arithmetic import Arithmetic
+from muninn.comparison import differences, generation, older
 from muninn.errors import CertificateError, MuninnError
 from muninn.plan import Family, Program
 from muninn.planner import Planner
@@ -124,8 +125,8 @@ class Certificate:
 
     def rank(self, estimate: FloatArray) -> FloatArray:
         """Share of calibration calls whose accumulated estimate was smaller; 1 if it is missing."""
-        place = np.searchsorted(self.estimates, estimate)
-        result: FloatArray = place / max(len(self.estimates), 1)
+        place = np.searchsorted(self.estimates, estimate) / max(len(self.estimates), 1)
+        result: FloatArray = np.where(np.isnan(estimate), 1.0, place)
         return result
 
     def promise(self) -> str:
@@ -160,11 +161,11 @@ class Certificate:
     def differences(self, planner: Planner) -> list[str]:
         """Mismatches that can be seen without running the network: weights, sampler, versions."""
         here = planner.identity()
-        found = differences("", self.identity, here if self.schema > 1 else _older(here))
+        found = differences("", self.identity, here if self.schema > 1 else older(here))
         now = library_versions()
         for library in ("muninn", "torch"):
             was, is_now = self.versions[library], now[library]
-            if _major(was) != _major(is_now):
+            if generation(was) != generation(is_now):
                 found.append(f"versions.{library}: certificate {was}, here {is_now}")
         return found
 
@@ -186,12 +187,15 @@ class Certificate:
 
     def caveats(self, planner: Planner) -> list[str]:
         """What a user of this certificate should be told, in words."""
-        said = [] if self.questions is None else [self.questions.elsewhere(planner.device)]
-        own = self.unchecked()[: -len(UNCHECKED)]
-        return [words for words in said if words] + [f"not checked: {words}" for words in own]
+        elsewhere = None if self.questions is None else self.questions.elsewhere(planner.device)
+        said = [] if elsewhere is None else [elsewhere]
+        return said + [f"not checked: {words}" for words in self._own_unchecked()]
 
     def unchecked(self) -> list[str]:
         """What nobody checks when this certificate is used, in words."""
+        return [*self._own_unchecked(), *UNCHECKED]
+
+    def _own_unchecked(self) -> list[str]:
         own = []
         if self.schema == 1:
             own.append(
@@ -202,7 +206,7 @@ class Certificate:
             own.append(f"this network's answers: {self.unasked or 'none were stored'}")
         if self.identity["model"]["weights"] is None:
             own.append("this network's weights: none were found")
-        return [*own, *UNCHECKED]
+        return own
 
     # -- the file ----------------------------------------------------------------------------
 
@@ -278,28 +282,3 @@ _PLAIN = (
     "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions", "schema",
 )  # fmt: skip
 _SINCE_2 = ("form", "together", "unasked")
-
-
-def _major(version: str) -> list[str]:
-    """The part of a version within which nothing that matters changes; 0.x counts x."""
-    parts = version.split(".")
-    return parts[:2] if parts[0] == "0" else parts[:1]
-
-
-def differences(prefix: str, was: Any, now: Any, whose: str = "planner") -> list[str]:
-    """Places in which two nests of plain values differ, in words."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        found = []
-        for key in sorted(was.keys() | now.keys()):
-            found += differences(f"{prefix}.{key}".lstrip("."), was.get(key), now.get(key), whose)
-        return found
-    return [] if was == now else [f"{prefix}: certificate {was}, {whose} {now}"]
-
-
-def _older(identity: dict[str, Any]) -> dict[str, Any]:
-    """An identity as schema 1 knew it: samplers without the digest of their table."""
-    return {
-        key: _older(value) if isinstance(value, dict) else value
-        for key, value in identity.items()
-        if key != "table"
-    }

@@ -187,9 +187,15 @@ def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Jo
     if stored is None:
         context, noise = units.examples(CALLS)
         examined = examine(planner, context, noise.to(planner.dtype), batch)
-        journal.put(f"examined/{name}", [examined.to_json(), units.form])
+        code = _code(planner, examined, journal)
+        journal.put(f"examined/{name}", [examined.to_json(), units.form, code])
         return examined
     examined, units.form = Examined.from_json(stored[0]), stored[1]
+    if stored[2] != _code(planner, examined, journal):
+        raise CalibrationError(
+            f"the journal belongs to another calibration: the {name}'s network or condition is "
+            "another one. Delete the journal, or resume with what it was started with"
+        )
     if examined.questions is not None:
         in_force = arithmetic(planner.device)
         other = examined.questions.difference(
@@ -201,6 +207,13 @@ def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Jo
                 f"one, {other}. Delete the journal, or resume with the network it was started with"
             )
     return examined
+
+
+def _code(planner: Planner, examined: Examined, journal: Journal) -> str | None:
+    """Digest of a network that has no answers to be known by, where it must be known again."""
+    if examined.questions is not None or not journal.kept:
+        return None
+    return digest([planner.denoiser, planner.condition], "the planner's denoiser")
 
 
 def _units(
@@ -231,8 +244,9 @@ def _units(
         metric,
         call_seed(seed, 0),
         reference=reference,
+        batch=chunk,
     )
-    return OpenLoop(paired, tolerance, unit, episode_of, chunk)
+    return OpenLoop(paired, tolerance, unit, episode_of)
 
 
 def _split_sizes(count: int, risk: float, tune: bool) -> dict[str, int]:

@@ -8,10 +8,12 @@ error says how to name it.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import enum
 import functools
 import hashlib
+import logging
 import re
 import sys
 import sysconfig
@@ -47,6 +49,7 @@ _SKIPPED = {
     "__parameters__", "__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl",
 }  # fmt: skip
 _STANDARD = str(Path(sysconfig.get_path("stdlib")).resolve())
+_CONTAINERS = (dict, list, tuple, set, frozenset, MappingProxyType)
 _DESCRIPTORS = (MemberDescriptorType, GetSetDescriptorType)
 _PACKAGES = {"site-packages", "dist-packages"}
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "muninn"}
@@ -59,7 +62,7 @@ def digest(thing: Any, what: str) -> str:
     Functions and classes of installed packages count by name; their arguments, closures and
     attributes are hashed.
 
-    >>> digest(lambda full, cached: 2.0, "metric") == digest(lambda full, cached: 3.0, "metric")
+    >>> digest({"scale": 2.0}, "metric") == digest({"scale": 3.0}, "metric")
     False
 
     Args:
@@ -129,7 +132,9 @@ class _Walk:
     def _parts(self, thing: Any, path: str) -> None:
         self._note(type(thing).__qualname__)
         if isinstance(thing, ModuleType):
-            self._note(thing.__name__)
+            self._module(thing, path)
+        elif isinstance(thing, logging.Logger):
+            self._note(thing.name)
         elif isinstance(thing, type):
             self._class(thing, path)
         elif isinstance(thing, FunctionType):
@@ -146,7 +151,11 @@ class _Walk:
             self.add(_content(thing), path)
         elif isinstance(thing, functools.partial):
             self.add([thing.func, thing.args, thing.keywords], path)
-        elif isinstance(thing, Mapping | MappingProxyType):
+        else:
+            self._container(thing, path)
+
+    def _container(self, thing: Any, path: str) -> None:
+        if isinstance(thing, Mapping | MappingProxyType):
             for key, value in thing.items():
                 self.add(key, f"key of {path}")
                 self.add(value, f"{path}[{key!r}]")
@@ -155,8 +164,21 @@ class _Walk:
                 self.add(value, f"{path}[{place}]")
         elif isinstance(thing, set | frozenset):
             self._note(sorted(digest(value, f"{path} (an element)") for value in thing))
-        else:
+        if type(thing) not in _CONTAINERS:
             self._object(thing, path)
+
+    def _module(self, module: ModuleType, path: str) -> None:
+        """By name; one of the user's own by its source and its plain values, too."""
+        self._note(module.__name__)
+        file = getattr(module, "__file__", None)
+        if file is not None and not installed(module):
+            with contextlib.suppress(OSError):
+                self.state.update(Path(file).read_bytes())
+            for name, value in sorted(vars(module).items()):
+                held = isinstance(value, _PLAIN + _PRINTED + (Tensor, np.ndarray, FunctionType))
+                if held and not name.startswith("__"):
+                    self._note(name)
+                    self.add(value, f"{path}.{name}")
 
     def _class(self, kind: type, path: str) -> None:
         self._note(kind.__module__ if installed(kind) else "", kind.__qualname__)
@@ -178,9 +200,12 @@ class _Walk:
             self._note(function.__module__, function.__qualname__)
             return
         self._code(function.__code__, path)
-        for name in sorted(set(_globals(function.__code__)) & function.__globals__.keys()):
+        for name in sorted(global_names(function.__code__) & function.__globals__.keys()):
             self._note(name)
             self.add(function.__globals__[name], f"{name} in {path}")
+        for name in sorted(_imported(function.__code__)):
+            if (module := sys.modules.get(name)) is not None:
+                self.add(module, f"{name} in {path}")
 
     def _code(self, code: CodeType, path: str) -> None:
         self._note(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
@@ -216,8 +241,9 @@ class _Walk:
 
 
 def installed(thing: Any) -> bool:
-    """Whether a class or function comes with Python, an installed package, or Muninn itself."""
-    module = sys.modules.get(str(getattr(thing, "__module__", None)))
+    """Whether a class, function or module comes with Python, a package, or Muninn itself."""
+    own = thing if isinstance(thing, ModuleType) else None
+    module = own or sys.modules.get(str(getattr(thing, "__module__", None)))
     name = getattr(module, "__name__", "__main__")
     if name.partition(".")[0] in _LIBRARIES:
         return True
@@ -254,11 +280,18 @@ def _behind(value: Any) -> Any:
     return getattr(value, "__func__", value)
 
 
-def _globals(code: CodeType) -> Iterator[str]:
+@functools.lru_cache(maxsize=65536)
+def global_names(code: CodeType) -> frozenset[str]:
     """Names that code looks up globally, functions inside of it included."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _LOADED:
-            yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals(constant)
+    return _named_by(code, _LOADED)
+
+
+def _imported(code: CodeType) -> frozenset[str]:
+    """Modules that code imports by itself."""
+    return _named_by(code, ("IMPORT_NAME",))
+
+
+def _named_by(code: CodeType, operations: tuple[str, ...]) -> frozenset[str]:
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(found.union(*(_named_by(constant, operations) for constant in inner)))

@@ -128,6 +128,10 @@ class GraphRuntime(Runtime):
         self._calls = Shapes(self.planner, self._capture)
         self._turns = Turns(self.planner.device)
 
+    def forget(self) -> None:
+        with self._turns:
+            self._calls.clear()
+
     def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
         with self._turns, _ready(self.planner.device):
             call = self._calls.get(noise, context)
@@ -283,6 +287,10 @@ class RoundGraphRuntime(RoundRuntime):
         super()._set_up()
         self._captured = Shapes(self.planner, self._capture)
         self._turns = Turns(self.planner.device)
+
+    def forget(self) -> None:
+        with self._turns:
+            self._captured.clear()
 
     def _capture(self, noise: Noise, context: Context, pool: Any) -> _Rounds:
         return _Rounds(self, noise, context, pool)

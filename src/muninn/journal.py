@@ -57,6 +57,11 @@ class Journal:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def kept(self) -> bool:
+        """Whether it is on disk."""
+        return self._path is not None
+
     def get(self, key: str) -> Any | None:
         """A finished piece, or None."""
         return self._entries.get(key)

@@ -11,11 +11,13 @@ import contextlib
 import functools
 import sys
 from collections.abc import Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
+
+from muninn.digest import global_names
 
 COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module stays what it is
 DEPTH = 5  # objects that certificates look behind, wrappers or lists say
@@ -36,6 +38,8 @@ class Link(NamedTuple):
         named: one of many names of a namespace, most of which lead nowhere.
         table: it leads to what a module has besides its ``state_dict``: tables, caches, results.
         code: it leads to code that runs: a method of a class.
+        read: what it leads to is read there; not so for a global that shares its name with an
+            attribute.
     """
 
     part: Any
@@ -47,6 +51,7 @@ class Link(NamedTuple):
     named: bool = False
     table: bool = False
     code: bool = False
+    read: bool = True
 
 
 def identified(
@@ -94,25 +99,17 @@ def _of_function(function: FunctionType) -> Iterator[Link]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # a cell that is still empty
             yield Link(cell.cell_contents, cell, "cell_contents", attribute=True)
-    known, own = function.__globals__, function.__code__.co_names
-    for name in own:
-        if name in known:
-            yield Link(known[name], known, name, named=True)
+    known, own, read = function.__globals__, function.__code__.co_names, frozenset[str]()
     if not from_library(function):
-        inner = dict.fromkeys(name for code in _nested(function.__code__) for name in code.co_names)
-        for name in inner:
-            if name in known and name not in own:
-                yield Link(known[name], known, name, named=True, identified=False)
+        read = global_names(function.__code__)
+    for name in own:  # of attributes, too: certificates have always followed these
+        if name in known:
+            yield Link(known[name], known, name, named=True, read=name in read)
+    for name in sorted(read.difference(own)):
+        if name in known:
+            yield Link(known[name], known, name, named=True, identified=False)
     for name in ("__defaults__", "__kwdefaults__"):
         yield Link(getattr(function, name), function, name, True, distance=0, identified=False)
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    """Code of functions, lambdas and comprehensions inside of others."""
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield constant
-            yield from _nested(constant)
 
 
 def _of_slots(holder: Any) -> Iterator[Link]:

@@ -78,6 +78,7 @@ class PairedCalls:
         metric: deviation.
         seed: noise of call i is a function of (seed, i) alone.
         reference: planner whose full trajectory is the truth; ``planner`` itself by default.
+        batch: calls that are run together.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class PairedCalls:
         seed: int,
         *,
         reference: Planner | None = None,
+        batch: int = 32,
     ) -> None:
         rows = batch_size(context)
         if rows is not None and rows != count:
@@ -99,6 +101,7 @@ class PairedCalls:
         self.count = count
         self.metric = metric
         self.seed = seed
+        self.batch = batch
         self._full: dict[int, Tensor] = {}
         self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
 
@@ -155,3 +158,8 @@ class PairedCalls:
         cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
         deviation = measure(self.metric, full, cached.to(full.dtype))
         return Measured(deviation, record.estimate, record.evaluations)
+
+    def measure_in_batches(self, program: Program, calls: list[int]) -> Measured:
+        """Run a program on some calls, as many together as ``batch`` says."""
+        parts = [calls[at : at + self.batch] for at in range(0, len(calls), self.batch)]
+        return Measured.join([self.measure(program, part) for part in parts])

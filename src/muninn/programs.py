@@ -123,8 +123,8 @@ class CertifiedPrograms:
         """
         context, noise = draw(self.fast.planner, job)
         member = self._member(job.source)
-        misfit = self.fast.certificate is None or self.fast.misfit(context) or self.fast.reason
-        if misfit or member == self.member:
+        misfit = self.fast.misfit(context, len(noise.initial)) or self.fast.reason
+        if self.fast.certificate is None or misfit or member == self.member:
             trajectories, record = self.fast(context, noise=noise)
         else:
             trajectories, record = self._runtime(member)(context, noise=noise)

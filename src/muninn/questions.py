@@ -9,17 +9,21 @@ is made; elsewhere (another processor, another release of torch) a stated limit 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
+import platform
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from muninn.arithmetic import Arithmetic, arithmetic
+from muninn.arithmetic import Arithmetic
 from muninn.context import Context, select
 from muninn.denoiser import Denoiser
 from muninn.schedule import FloatArray
@@ -45,12 +49,18 @@ def machine(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         return {**found, "processor": torch.cuda.get_device_name(device)}
     if device.type == "cpu":
-        return {
-            **found,
-            "processor": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
-        }
+        return {**found, "processor": _processor(), "threads": torch.get_num_threads()}
     return {**found, "processor": device.type}
+
+
+@functools.cache
+def _processor() -> str:
+    """Name of the CPU and the instructions that torch uses on it."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+        name = found.group(1) if found else name
+    return f"{name}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 @dataclass(frozen=True)
@@ -150,10 +160,12 @@ class Questions:
                     asked.predictions(denoiser, slice(1))  # it may rewrite other things then
                     after()
                 states = asked.conditioned(condition)
+            except torch.OutOfMemoryError:
+                raise  # says nothing about the network
             except Exception as error:  # whatever another network raises at this one's questions
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0][:120]
                 return f"it cannot answer the certificate's stored questions ({reason})"
-        allowed, words = self.allowed(device, in_force)
+        allowed, words = self.allowed(device)
         far = apart(answers, torch.from_numpy(np.array(self.answers)))
         if not (far <= allowed).all():
             worst = int(np.nan_to_num(far / allowed, nan=np.inf).argmax())
@@ -164,32 +176,30 @@ class Questions:
             )
         return _other_condition(states, self.conditioned, LIMITS[self.dtype])
 
-    def allowed(self, device: torch.device, in_force: Arithmetic) -> tuple[FloatArray, str]:
+    def allowed(self, device: torch.device) -> tuple[FloatArray, str]:
         """Largest difference of each answer that is rounding, and where that is known from."""
+        if self._moved(device):
+            limit = np.maximum(LIMITS[self.precision], SPREADS * self.spread)
+            return limit, f"the limit of {self.precision}"
         kept = _DIGITS.get(self.precision, self.precision)
         least = SPREADS * torch.finfo(getattr(torch, kept)).eps
-        here, now = machine(device), arithmetic(device) or {}
-        other = [name for name in here if here[name] != self.machine.get(name)]
-        switched = {k: v for k, v in (in_force or {}).items() if k != "autocast"} != {
-            k: v for k, v in now.items() if k != "autocast"
-        }
-        if not (other or switched):
-            return np.maximum(SPREADS * self.spread, least), "measured rounding"
-        precision = "bfloat16" if switched else self.precision
-        limit = np.full(self.spread.shape, LIMITS[precision])
-        return np.maximum(limit, SPREADS * self.spread), (
-            f"the limit of {precision} for another {', '.join(other) or 'precision switch'}"
-        )
+        return np.maximum(SPREADS * self.spread, least), "measured rounding"
+
+    def _moved(self, device: torch.device) -> list[str]:
+        """What is another one here than where the questions were asked first."""
+        return [
+            f"{name} {self.machine.get(name)} -> {here}"
+            for name, here in machine(device).items()
+            if self.machine.get(name) != here
+        ]
 
     def elsewhere(self, device: torch.device) -> str | None:
         """Why the stated limit stands in for measured rounding here, or None."""
-        here = machine(device)
-        other = [f"{k} {self.machine.get(k)} -> {v}" for k, v in here.items()
-                 if self.machine.get(k) != v]  # fmt: skip
-        if not other:
+        moved = self._moved(device)
+        if not moved:
             return None
         return (
-            f"the certificate was made elsewhere ({', '.join(other)}): the network's answers are "
+            f"the certificate was made elsewhere ({', '.join(moved)}): the network's answers are "
             f"compared within {LIMITS[self.precision]:g} of their size, the limit of "
             f"{self.precision}, not within measured rounding"
         )
@@ -223,9 +233,10 @@ class Questions:
             for name, array in arrays.items()
             if name.startswith("question_")
         }
-        fixed = ("states", "answers", "timesteps", "conditioned", "spread")
-        named = {name: own.pop(name, None) for name in fixed}
-        return cls(**named, arrays=own, **plain)
+        fixed = ("states", "answers", "timesteps", "spread")
+        conditioned = own.pop("conditioned", None)
+        named = {name: own.pop(name) for name in fixed}
+        return cls(**named, conditioned=conditioned, arrays=own, **plain)
 
 
 def apart(answers: Tensor, others: Tensor) -> FloatArray:

@@ -22,6 +22,10 @@ _CONTAINERS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forwar
 _FOR_ALL = (_module._global_forward_hooks, _module._global_forward_pre_hooks)  # hooks of any module
 
 
+Places = dict[Hashable, Any]
+"""Places by identity of their owner, with the owner: an identity means nothing once it is gone."""
+
+
 class Reach:
     """Everything that some callables reach, and whether it is still there.
 
@@ -48,7 +52,7 @@ class Reach:
         *roots: Any,
         tables: bool = True,
         settings: bool = False,
-        skip: Collection[Hashable] = frozenset(),
+        skip: Collection[Hashable] = (),
     ) -> None:
         found, as_table, ways = _search(roots, tables, settings, skip)
         leading = _leading(found, ways) | set(map(id, roots))
@@ -111,6 +115,8 @@ class Reach:
     def _note(self, holder: Any, link: Link, ways: dict[int, list[Link]], seen: set[int]) -> None:
         """Remember the code or the setting that a link leads to, or those one object further."""
         part, further = link.part, ways.get(id(link.part), [])
+        if not link.read:
+            return
         if isinstance(part, _PLAIN):
             self._note_setting(link)
         elif isinstance(part, type):
@@ -135,6 +141,8 @@ class Reach:
             elif link.code:
                 self._note_code(link)
                 for named in ways.get(id(link.part), []):
+                    if not named.read:
+                        continue
                     if isinstance(named.part, _PLAIN):
                         self._note_setting(named)
                     elif named.named and callable(named.part):
@@ -164,18 +172,18 @@ class Reach:
         except (LookupError, AttributeError, ValueError):  # gone, or a cell that was emptied
             return False
 
-    def rewritten(self) -> set[Hashable]:
+    def rewritten(self) -> Places:
         """Places that hold something else by now, and containers that have grown or shrunk."""
         here: list[tuple[Any, Any, Any, Callable[[Any, Any], Any]]]
         here = [(*place, operator.getitem) for place in self._items]
         here += [(*place, getattr) for place in self._attributes]
         sizes = zip(self._sized, self._sizes, strict=True)
-        changed: set[Hashable] = {id(owner) for owner, size in sizes if len(owner) != size}
+        changed: Places = {id(owner): owner for owner, size in sizes if len(owner) != size}
         for owner, key, part, look in here:
             with contextlib.suppress(LookupError, AttributeError, ValueError):
                 if look(owner, key) is part:
                     continue
-            changed.add((id(owner), key))
+            changed[id(owner), key] = owner
         return changed
 
 

@@ -71,6 +71,9 @@ class Runtime:
     def _set_up(self) -> None:
         """What an engine needs besides; planner and program are known."""
 
+    def forget(self) -> None:
+        """Drop what was captured: the network was another one meanwhile."""
+
     @torch.no_grad()
     def __call__(
         self,

@@ -10,11 +10,9 @@ import numpy as np
 
 from muninn.journal import Journal
 from muninn.metrics import Tolerance
-from muninn.paired import Measured, PairedCalls
+from muninn.paired import PairedCalls
 from muninn.plan import Program
 from muninn.progress import Advance
-
-BATCH = 32  # calls run together
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,7 @@ class Search:
         key = f"tune/{name}/{count}"
         stored = self._journal.get(key)
         if stored is None:
-            measured = Measured.join(
-                [
-                    self.paired.measure(program, list(range(at, min(at + BATCH, count))))
-                    for at in range(0, count, BATCH)
-                ]
-            )
+            measured = self.paired.measure_in_batches(program, list(range(count)))
             excess = measured.deviation / self._tolerance[:count]
             stored = [
                 # "lower": one call about to change its mode must not rank a program by itself

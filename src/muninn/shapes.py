@@ -79,6 +79,11 @@ class Shapes(Generic[Result]):
             )
         return made.work
 
+    def clear(self) -> None:
+        """Drop everything that was captured."""
+        self._made.clear()
+        self._pool = None  # torch may be taking apart one that no graph uses
+
     def _evaluate_once(self, noise: Noise, context: Context) -> None:
         """As eagerly as what was captured is not: what the network keeps of it is made anew."""
         planner = self._planner

@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context
+from muninn.errors import MuninnError
 
 LIMIT = 1 << 20
-"""Bytes of context that a certificate keeps. Larger tensors are drawn anew, within their range."""
+"""Bytes of context that a certificate keeps. Larger tensors are drawn again, within their range."""
 
 Arrays = dict[str, Any]
 """numpy arrays by name."""
 
 
-class UnstorableError(Exception):
+class UnstorableError(MuninnError):
     """A context holds something that no file can give back."""
 
 
@@ -48,7 +49,10 @@ def store(context: Context, arrays: Arrays, limit: int = LIMIT) -> Any:
 def _describe(context: Context, found: list[tuple[int, dict[str, Any], Tensor]]) -> Any:
     kind = type(context)
     if isinstance(context, Tensor | np.ndarray):
-        given = context if isinstance(context, Tensor) else torch.from_numpy(context)
+        try:
+            given = context if isinstance(context, Tensor) else torch.from_numpy(context)
+        except (TypeError, ValueError) as error:
+            raise UnstorableError(f"an array of {context.dtype}") from error
         tensor = given.detach().cpu()
         entry: dict[str, Any] = {"is": "tensor" if isinstance(context, Tensor) else "array"}
         found.append((tensor.numel() * tensor.element_size(), entry, tensor))

@@ -107,7 +107,6 @@ class OpenLoop:
         tolerance: Tolerance,
         unit: UnitName,
         episode_of: Sequence[int] | None,
-        batch_size: int,
     ) -> None:
         if unit == "episode":
             if episode_of is None or len(episode_of) != paired.count:
@@ -130,12 +129,12 @@ class OpenLoop:
         self.form: dict[str, Any] | None = form(paired.context)
         self.count = len(self._calls)
         longest = max(len(calls) for calls in self._calls)
-        self.chunk = max(1, batch_size // longest)
+        self.chunk = max(1, paired.batch // longest)
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
-        """Outcomes of some units, run as one batch."""
+        """Outcomes of some units, their calls run in batches."""
         calls = [call for unit in units for call in self._calls[unit]]
-        measured = self._paired.measure(program, calls)
+        measured = self._paired.measure_in_batches(program, calls)
         tolerance = self._paired.tolerance(self._tolerance, calls)
         outcomes = []
         at = 0
@@ -176,6 +175,7 @@ class OpenLoop:
             whole.metric,
             call_seed(whole.seed, 1),
             reference=whole.reference,
+            batch=whole.batch,
         )
 
 

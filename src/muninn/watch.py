@@ -32,15 +32,15 @@ class Watch:
     numbers. Modules are followed by train mode, hooks and a replaced ``forward``; classes by their
     methods; all of these by plain settings: numbers, strings and flags.
 
-    The memory of weights is held: until a call finds that a network has been moved, its old
-    storage stays alive.
+    The memory of weights is held: of a network that was moved, the old storage stays alive until
+    it has been identified again.
 
     Args:
         denoiser: the callable.
         skip: places that the network rewrites by itself, which are not looked at.
     """
 
-    def __init__(self, denoiser: Any, skip: Collection[Hashable] = frozenset()) -> None:
+    def __init__(self, denoiser: Any, skip: Collection[Hashable] = ()) -> None:
         self._denoiser = denoiser
         self._skip = skip
         self._reach = self._look()
@@ -53,10 +53,6 @@ class Watch:
 
     def _look(self) -> Reach:
         return Reach(self._denoiser, tables=False, settings=True, skip=self._skip)
-
-    def rewritten(self) -> set[Hashable]:
-        """Places that hold something else by now."""
-        return self._reach.rewritten()
 
     def change(self) -> Callable[[], Change | None]:
         """Look now; the function that is returned says what has changed, or None.
@@ -132,7 +128,7 @@ def reaches(denoiser: Any, module: nn.Module) -> bool:
 
 
 def _counts(part: Any) -> bool:
-    """Whether an object is part of a network; other callables may be made anew in every call."""
+    """Whether an object is part of a network; other callables may be made again in every call."""
     return isinstance(part, nn.Module | Tensor | np.ndarray)
 
 

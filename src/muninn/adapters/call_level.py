@@ -191,6 +191,8 @@ class Interceptor:
             return f"a state is {tuple(x.shape)} {x.dtype} {x.device}, expected {expected}"
         if torch.is_grad_enabled() and x.requires_grad:
             return "the loop differentiates the network (guidance, real-time chunking)"
+        if (reason := self._cached.too_many(run.rows)) is not None:
+            return reason
         if run.rows > 1 and not self._plan.fixed:
             return f"an adaptive plan decides per trajectory, and the loop samples {run.rows}"
         return None

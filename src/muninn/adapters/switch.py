@@ -102,9 +102,8 @@ def enable_cache(
         policy: of a class that has an adapter, in eval mode, on its final device.
         certificate: the certificate, or the path of its file.
         on_mismatch: what to do if the certificate cannot be read, was made for another policy, or
-            the policy was changed after enabling (train mode, device, number of steps, weights,
-            hooks, autocast): ``error`` raises, ``full`` runs full compute and says so in every
-            record.
+            the policy was changed after enabling (train mode, number of steps, weights, hooks,
+            autocast): ``error`` raises, ``full`` runs full compute and says so in every record.
         on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
             compute for it, ``error`` raises.
 

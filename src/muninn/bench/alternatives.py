@@ -30,7 +30,7 @@ from muninn.paired import PairedCalls
 from muninn.plan import Static
 from muninn.planner import Planner
 from muninn.schedule import FloatArray
-from muninn.search import BATCH, Search
+from muninn.search import Search
 from muninn.static_search import Candidate, StaticSearch
 
 Sample = Callable[..., Tensor]
@@ -240,8 +240,8 @@ class AlternativeSearch:
 def deviations(run: Run, paired: PairedCalls, count: int) -> FloatArray:
     """Deviations of a method from full compute on the first ``count`` calls; inf if it fails."""
     parts = []
-    for at in range(0, count, BATCH):
-        calls = list(range(at, min(at + BATCH, count)))
+    for at in range(0, count, paired.batch):
+        calls = list(range(at, min(at + paired.batch, count)))
         plans, _ = run(paired.contexts(calls), paired.noise(calls))
         full = paired.full(calls)
         failed = ~plans.isfinite().flatten(1).all(dim=1)

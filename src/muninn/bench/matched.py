@@ -12,7 +12,6 @@ from muninn.metrics import Metric
 from muninn.paired import PairedCalls, call_seed
 from muninn.planner import Planner
 from muninn.risk import require_units
-from muninn.search import BATCH
 from muninn.units import OpenLoop
 
 
@@ -48,4 +47,4 @@ def tuning_calls(
         count, certificate.risk, certificate.confidence, tune=True, seed=certificate.seed
     )
     whole = PairedCalls(planner, contexts, count, metric, call_seed(certificate.seed, 0))
-    return OpenLoop(whole, 1.0, "call", None, BATCH).for_tuning(split["tune"])
+    return OpenLoop(whole, 1.0, "call", None).for_tuning(split["tune"])
