@@ -20,9 +20,10 @@ from muninn.engines import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.plan import Program
 from muninn.planner import Noise, Planner
-from muninn.reach import Places, Reach
+from muninn.reach import Places
 from muninn.record import Record
 from muninn.runtime import OnFailure, Runtime, log_once
+from muninn.snapshot import Snapshot
 from muninn.watch import Watch, in_train_mode
 
 OnMismatch = Literal["error", "full"]
@@ -47,7 +48,6 @@ class CachedPlanner:
     Attributes:
         planner: the user's planner, untouched.
         certificate: the promise, or None where full compute runs instead.
-        asking: the network is being asked the certificate's stored questions.
 
     Raises:
         CertificateError: the certificate was made for another planner, and ``on_mismatch`` is
@@ -67,7 +67,6 @@ class CachedPlanner:
         self.planner = planner
         self.certificate = certificate
         self.on_mismatch = on_mismatch
-        self.asking = False
         self._state = state
         self._watch: Watch | None = None
         self._rewritten: Places = {}  # by the network itself, whenever it is asked
@@ -172,19 +171,15 @@ class CachedPlanner:
         """
         denoiser, device = self.planner.denoiser, self.planner.device
         self._watch = None  # lets go of weights that were replaced
-        before = Reach(denoiser, tables=False, settings=True)
+        before = Snapshot(denoiser, self.planner.condition)
         other: list[str] = []
         fits = switches(certificate.arithmetic) == switches(arithmetic(device))
         if fits:  # else it is asked at the first call that has the certificate's precision
-            self.asking = True
-            try:
-                other = certificate.other_answers(
-                    self.planner, lambda: self._rewritten.update(before.rewritten())
-                )
-            finally:
-                self.asking = False
+            other = certificate.other_answers(
+                self.planner, lambda: self._rewritten.update(before.rewritten())
+            )
         # Before weights are hashed: they may change meanwhile, and that is to be seen next time.
-        watch = Watch(denoiser, self._rewritten)
+        watch = Watch(denoiser, self.planner.condition, self._rewritten)
         here = watch.unidentified()
         self._unidentified = self._unidentified or here
         if here != self._unidentified:

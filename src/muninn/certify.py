@@ -22,6 +22,7 @@ from muninn.errors import CalibrationError, InputError
 from muninn.examine import CALLS, Examined, examine, require_eval
 from muninn.journal import Journal, code_digest
 from muninn.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
+from muninn.numbers import number, whole
 from muninn.paired import PairedCalls, call_seed
 from muninn.plan import Family
 from muninn.planner import Planner
@@ -83,9 +84,17 @@ def calibrate(
             compute keeps the promise against ``reference`` or on the planner's engine; or a
             journal cannot be resumed.
     """
+    if not isinstance(planner, Planner):
+        raise InputError(f"planner is a muninn.Planner, got {type(planner).__name__}")
+    risk = number("risk", risk)
+    confidence = None if confidence is None else number("confidence", confidence)
+    seed, batch_size = whole("seed", seed), whole("batch_size", batch_size, at_least=1)
     require_risk(risk, confidence)
     if not callable(tolerance):
-        require_tolerance(tolerance)
+        tolerance = require_tolerance(number("tolerance", tolerance))
+    for name, given, kind in (("family", family, Family), ("reference", reference, Planner)):
+        if given is not None and not isinstance(given, kind):
+            raise InputError(f"{name} is a {kind.__name__} or None, got {type(given).__name__}")
     if len(planner.sampler) < 2:
         raise InputError("a sampler with one step has nothing to cache; use the planner as it is")
     name, deviation = resolve(metric)
@@ -151,7 +160,7 @@ def calibrate(
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])
     estimates = estimates[~np.isnan(estimates)]  # of calls that fell back
     return Certificate(
-        identity=planner.identity(),
+        identity=planner.identity(examined.left_out),
         reference=None if reference is None else reference.identity(),
         family=family,
         member=member,
@@ -227,8 +236,6 @@ def _units(
     chunk: int,
     reference: Planner | None,
 ) -> Units:
-    if chunk < 1:
-        raise InputError(f"batch_size must be at least 1, got {chunk}")
     if isinstance(calls, Episodes):
         return ClosedLoop(planner, calls, metric, tolerance, unit, seed, reference or planner)
     if calls is None or (isinstance(calls, int) and calls < 1):

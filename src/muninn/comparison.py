@@ -26,5 +26,5 @@ def older(identity: dict[str, Any]) -> dict[str, Any]:
     return {
         key: older(value) if isinstance(value, dict) else value
         for key, value in identity.items()
-        if key != "table"
+        if key not in ("table", "condition_table", "left_out")
     }

@@ -169,6 +169,8 @@ def form(context: Context, path: str = "context") -> dict[str, Any]:
         return {path: [list(context.shape), str(context.dtype), content]}
     else:
         return {path: type(context).__qualname__}
+    if not parts and context is not None:
+        return {path: f"empty {type(context).__qualname__}"}
     return {name: value for part in parts for name, value in part.items()}
 
 

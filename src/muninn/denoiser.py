@@ -8,7 +8,9 @@ and gradients.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +23,23 @@ from muninn.digest import tensor_bytes
 from muninn.errors import DenoiserError, InputError
 from muninn.links import COMPILED, identified
 from muninn.sampler import Sampler
+
+_LOOPS = threading.local()
+
+
+@contextmanager
+def own_loop() -> Iterator[None]:
+    """Around loops of Muninn's own: in them a network that was intercepted is the plain one."""
+    _LOOPS.inside = getattr(_LOOPS, "inside", 0) + 1
+    try:
+        yield
+    finally:
+        _LOOPS.inside -= 1
+
+
+def in_own_loop() -> bool:
+    """Whether this thread is in a loop of Muninn's own."""
+    return getattr(_LOOPS, "inside", 0) > 0
 
 
 class Denoiser(Protocol):
@@ -105,8 +124,8 @@ class GradientGuidance:
 
     def guide(self, prediction: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
         """The effective prediction, given the denoiser's own; computes the gradient."""
-        with torch.enable_grad():
-            point = x.detach().requires_grad_(True)
+        with torch.inference_mode(False), torch.enable_grad():
+            point = x.detach().clone().requires_grad_(True)
             value = self.objective(point, timestep, context)
             (gradient,) = torch.autograd.grad(value.sum(), point)
         if self._times.device != x.device:  # once: a captured call must not read from the host
@@ -166,22 +185,18 @@ def check_prediction(prediction: Any, x: Tensor, dtype: torch.dtype | None) -> T
     return prediction
 
 
-def _contents(denoiser: Any) -> Iterator[tuple[str, bytes, int]]:
+def _contents(
+    denoiser: Any, skip: Collection[Hashable], left_out: list[str]
+) -> Iterator[tuple[str, bytes, int]]:
     """(name, bytes, count) of all a denoiser computes with, as far as certificates identify it.
 
     Tensors and arrays of modules, closures, globals and attributes; settings of modules that are
     floats, strings or flags (``training`` among them). Integers are left out: they are often
     counters, which change from call to call.
     """
-    for part in identified(denoiser):
+    for path, part in identified(denoiser, skip, left_out):
         if isinstance(part, nn.Module):
-            for name, value in part.state_dict().items():
-                if isinstance(value, Tensor):
-                    yield name, *tensor_bytes(value)
-            for name, module in part.named_modules():
-                for key, setting in sorted(vars(module).items()):
-                    if isinstance(setting, float | str | bool) and key != COMPILED:
-                        yield f"{name}.{key}", repr(setting).encode(), 0
+            yield from _of_module(part, path, skip, left_out)
         elif isinstance(part, Tensor):
             yield "tensor", *tensor_bytes(part)
         elif isinstance(part, np.ndarray):
@@ -190,8 +205,35 @@ def _contents(denoiser: Any) -> Iterator[tuple[str, bytes, int]]:
             yield "number", repr(part).encode(), 0
 
 
-def fingerprint(denoiser: Denoiser) -> dict[str, Any]:
+def _of_module(
+    part: nn.Module, path: str, skip: Collection[Hashable], left_out: list[str]
+) -> Iterator[tuple[str, bytes, int]]:
+    modules, own = dict(part.named_modules()), set()
+    if skip:
+        for name, module in modules.items():
+            for key in module._buffers:
+                whole = f"{path}/{name}.{key}"
+                if whole in skip or (id(module._buffers), key) in skip:
+                    own.add(f"{name}.{key}".lstrip("."))
+                    left_out.append(whole)
+    for name, value in part.state_dict().items():
+        if isinstance(value, Tensor) and name not in own:
+            yield name, *tensor_bytes(value)
+    for name, module in modules.items():
+        for key, setting in sorted(vars(module).items()):
+            if isinstance(setting, float | str | bool) and key != COMPILED:
+                whole = f"{path}/{name}.{key}"
+                if skip and (whole in skip or (id(vars(module)), key) in skip):
+                    left_out.append(whole)
+                else:
+                    yield f"{name}.{key}", repr(setting).encode(), 0
+
+
+def fingerprint(denoiser: Any, skip: Collection[Hashable] = ()) -> dict[str, Any]:
     """Identity of a denoiser: hash of all it computes with, its name, and its guidance.
+
+    Places to ``skip``, by path or by identity, are those that it rewrites by itself; ``left_out``
+    lists the paths of those that were met.
 
     ``weights`` is None where no tensor was found: then a certificate cannot tell this denoiser
     from another of the same name.
@@ -199,13 +241,14 @@ def fingerprint(denoiser: Denoiser) -> dict[str, Any]:
     if not callable(denoiser):
         raise InputError(f"a denoiser must be callable, got {type(denoiser).__name__}")
     state = hashlib.sha256()
-    numbers = 0
-    for name, content, count in _contents(denoiser):
+    numbers, left_out = 0, list[str]()
+    for name, content, count in _contents(denoiser, skip, left_out):
         state.update(name.encode() + b":" + content)
         numbers += count
-    return {
+    found = {
         "denoiser": getattr(denoiser, "__qualname__", type(denoiser).__qualname__),
         "parameters": numbers,
         "weights": state.hexdigest()[:32] if numbers else None,
         "guidance": described(denoiser),
     }
+    return {**found, "left_out": sorted(left_out)} if left_out else found

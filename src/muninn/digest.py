@@ -13,6 +13,7 @@ import dis
 import enum
 import functools
 import hashlib
+import importlib
 import logging
 import re
 import sys
@@ -35,8 +36,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
-from muninn.errors import CalibrationError
+from muninn.errors import CalibrationError, InputError
 
 NAME = "muninn_identity"
 """The attribute by which a user names what cannot be hashed: a string, or a method for one."""
@@ -82,7 +84,13 @@ def digest(thing: Any, what: str) -> str:
 
 
 def tensor_bytes(tensor: Tensor) -> tuple[bytes, int]:
-    """Content of a tensor, its shape and dtype included, and how many numbers it has."""
+    """Content of a tensor, its shape and dtype included, and how many numbers it has.
+
+    Raises:
+        InputError: it has no numbers yet.
+    """
+    if is_lazy(tensor):
+        raise InputError("the network has layers without weights yet; run it once first")
     data = tensor.detach().cpu().contiguous()
     raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{tuple(data.shape)}{data.dtype}".encode() + raw, data.numel()
@@ -110,8 +118,10 @@ class _Walk:
 
     def add(self, thing: Any, path: str) -> None:
         """Hash an object; ``path`` leads to it, for messages."""
-        if isinstance(thing, _PLAIN + _PRINTED):
+        if isinstance(thing, _PLAIN + _PRINTED) and not isinstance(thing, enum.Enum):
             self._note(type(thing).__qualname__, repr(thing))
+            if not installed(type(thing)):
+                self.add(type(thing), f"type({path})")
             return
         if id(thing) in self._seen:
             self._note("again", self._seen[id(thing)])
@@ -140,7 +150,8 @@ class _Walk:
         elif isinstance(thing, FunctionType):
             self._function(thing, path)
         elif isinstance(thing, enum.Enum):
-            self._note(str(thing))
+            self._note(thing.name)
+            self.add(thing.value, f"{path}.value")
         elif isinstance(thing, BuiltinFunctionType):
             self._note(thing.__qualname__)
             self.add(thing.__self__, f"{path}.__self__")
@@ -167,18 +178,24 @@ class _Walk:
         if type(thing) not in _CONTAINERS:
             self._object(thing, path)
 
+    def _members(self, module: ModuleType, code: CodeType, path: str) -> None:
+        """What code may read of a module of the user's own, by the names that it uses."""
+        if installed(module):
+            return
+        for name in sorted(_all_names(code) & vars(module).keys()):
+            held = vars(module)[name]
+            self._note(name)
+            self.add(held, f"{path}.{name}")
+            if isinstance(held, ModuleType):
+                self._members(held, code, f"{path}.{name}")
+
     def _module(self, module: ModuleType, path: str) -> None:
-        """By name; one of the user's own by its source and its plain values, too."""
+        """By name; one of the user's own by its source, too."""
         self._note(module.__name__)
         file = getattr(module, "__file__", None)
         if file is not None and not installed(module):
             with contextlib.suppress(OSError):
                 self.state.update(Path(file).read_bytes())
-            for name, value in sorted(vars(module).items()):
-                held = isinstance(value, _PLAIN + _PRINTED + (Tensor, np.ndarray, FunctionType))
-                if held and not name.startswith("__"):
-                    self._note(name)
-                    self.add(value, f"{path}.{name}")
 
     def _class(self, kind: type, path: str) -> None:
         self._note(kind.__module__ if installed(kind) else "", kind.__qualname__)
@@ -196,6 +213,8 @@ class _Walk:
         for name, cell in zip(names, function.__closure__ or (), strict=True):
             self._note(name)
             self.add(cell, f"{name} in {path}")
+            if isinstance(module := _content(cell), ModuleType):
+                self._members(module, function.__code__, name)
         if installed(function):
             self._note(function.__module__, function.__qualname__)
             return
@@ -203,9 +222,13 @@ class _Walk:
         for name in sorted(global_names(function.__code__) & function.__globals__.keys()):
             self._note(name)
             self.add(function.__globals__[name], f"{name} in {path}")
+            if isinstance(function.__globals__[name], ModuleType):
+                self._members(function.__globals__[name], function.__code__, name)
         for name in sorted(_imported(function.__code__)):
-            if (module := sys.modules.get(name)) is not None:
+            with contextlib.suppress(ImportError, ValueError):
+                module = importlib.import_module(name)
                 self.add(module, f"{name} in {path}")
+                self._members(module, function.__code__, name)
 
     def _code(self, code: CodeType, path: str) -> None:
         self._note(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
@@ -289,6 +312,12 @@ def global_names(code: CodeType) -> frozenset[str]:
 def _imported(code: CodeType) -> frozenset[str]:
     """Modules that code imports by itself."""
     return _named_by(code, ("IMPORT_NAME",))
+
+
+def _all_names(code: CodeType) -> set[str]:
+    """Every name in code: of globals, attributes and imports, functions inside of it included."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_all_names, inner))
 
 
 def _named_by(code: CodeType, operations: tuple[str, ...]) -> frozenset[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from muninn.planner import Noise, Planner
 from muninn.questions import LIMITS, SPREADS, Asked, Questions, apart, machine
 from muninn.reach import Reach
 from muninn.schedule import FloatArray
+from muninn.snapshot import Snapshot
 from muninn.stored_context import Arrays, UnstorableError, restore, store
 from muninn.undisturbed import undisturbed
 from muninn.watch import in_train_mode
@@ -41,12 +42,14 @@ class Examined:
         unasked: why there are none, or None.
         together: rows of one call do not influence each other.
         repeats: full compute gives the same bits twice.
+        left_out: paths to what the network rewrites by itself: no part of its identity.
     """
 
     questions: Questions | None
     unasked: str | None
     together: bool
     repeats: bool
+    left_out: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the journal."""
@@ -92,6 +95,7 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
     """
     require_eval(planner)
     steps = _steps(planner)
+    before = Snapshot(planner.denoiser, planner.condition)
     with undisturbed(planner.denoiser, planner.device):
         states: dict[int, Tensor] = {}
 
@@ -114,13 +118,15 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
             context,
             arithmetic(planner.device),
         )
-        return _question(planner, asked, batch_size, precision, repeats)
+        examined = _question(planner, asked, batch_size, precision, repeats)
+        found = planner.identity(before.rewritten())["model"]
+        return replace(examined, left_out=found.get("left_out", []))
 
 
 def _steps(planner: Planner) -> list[int]:
-    """Four steps from the first to the last, or all of a shorter sampler."""
+    """Eight steps from the first to the last, or all of a shorter sampler."""
     last = len(planner.sampler) - 1
-    return sorted({round(last * share / 3) for share in range(4)})
+    return sorted({round(last * share / 7) for share in range(8)})
 
 
 def _precision(planner: Planner, in_force: Arithmetic) -> str:
@@ -189,16 +195,20 @@ def _question(
         described = store(select(asked.context, rows), arrays)
     except UnstorableError as error:
         why = f"the context holds {error}, which a certificate cannot keep"
-        return Examined(None, why, together, repeats)
+        return Examined(None, why, together, repeats, [])
     kept = Asked(
         asked.states[:, rows], asked.timesteps, restore(described, arrays, device), asked.arithmetic
     )
-    answers = kept.predictions(denoiser)
+    try:
+        answers = kept.predictions(denoiser)
+    except Exception as error:  # of a stand-in for a large context, which the network refuses
+        why = f"it cannot answer for a stand-in of its large context ({type(error).__name__})"
+        return Examined(None, why, together, repeats, [])
     if not torch.isfinite(answers).all():
         why = (
             "its answers to the questions are not finite (for a large context a stand-in is drawn)"
         )
-        return Examined(None, why, together, repeats)
+        return Examined(None, why, together, repeats, [])
     spread = apart(kept.predictions(denoiser), answers)
     if together:
         spread = np.maximum(spread, _spread(planner, asked, kept, answers, batch_size))
@@ -222,7 +232,7 @@ def _question(
         precision=precision,
         machine=machine(device),
     )
-    return Examined(questions, None, together, repeats)
+    return Examined(questions, None, together, repeats, [])
 
 
 def _independent(denoiser: object, asked: Asked, limit: float) -> bool:

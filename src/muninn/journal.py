@@ -50,8 +50,9 @@ class Journal:
                     "it, or resume with what it was started with"
                 )
             for line in lines[1:]:
-                key, value = json.loads(line)
-                self._entries[key] = value
+                entry = json.loads(line)
+                if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
+                    self._entries[entry[0]] = entry[1]  # other lines are nobody's work
         self._rewrite([header, *lines[1:]])
 
     def __len__(self) -> int:
@@ -90,7 +91,13 @@ class Journal:
         assert self._path is not None
         if not self._path.exists():
             return []
-        text = self._path.read_text(errors="replace")
+        try:
+            text = self._path.read_text(errors="replace")
+        except OSError as error:
+            raise CalibrationError(
+                f"the calibration journal {self._path} cannot be read ({error.strerror}); give the "
+                "path of a file"
+            ) from error
         whole = []
         for line in text.split("\n"):
             try:

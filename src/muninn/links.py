@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -37,7 +38,6 @@ class Link(NamedTuple):
             made before would be refused.
         named: one of many names of a namespace, most of which lead nowhere.
         table: it leads to what a module has besides its ``state_dict``: tables, caches, results.
-        code: it leads to code that runs: a method of a class.
         read: what it leads to is read there; not so for a global that shares its name with an
             attribute.
     """
@@ -50,24 +50,46 @@ class Link(NamedTuple):
     identified: bool = True
     named: bool = False
     table: bool = False
-    code: bool = False
     read: bool = True
+
+    @property
+    def place(self) -> tuple[int, Any]:
+        """The owner's identity and the key."""
+        return id(self.owner), self.key
 
 
 def identified(
-    holder: Any, seen: set[int] | None = None, depth: int = 0
-) -> Iterator[nn.Module | Tensor | np.ndarray[Any, Any] | float]:
-    """Modules, and tensors, arrays and floats outside of them, by which a callable is known."""
-    seen = set() if seen is None else seen
+    holder: Any, skip: Collection[Hashable] = (), left_out: list[str] | None = None
+) -> Iterator[tuple[str, nn.Module | Tensor | np.ndarray[Any, Any] | float]]:
+    """Modules, and tensors, arrays and floats outside of them, by which a callable is known.
+
+    Each comes with the path that leads to it. Passed by is what ``skip`` names, by path or by
+    place; its path is added to ``left_out``.
+    """
+    yield from _identified(holder, "", set(), 0, skip, [] if left_out is None else left_out)
+
+
+def _identified(
+    holder: Any,
+    path: str,
+    seen: set[int],
+    depth: int,
+    skip: Collection[Hashable],
+    left_out: list[str],
+) -> Iterator[tuple[str, Any]]:
     if depth > DEPTH or id(holder) in seen or isinstance(holder, ModuleType | type | bytes):
         return
     seen.add(id(holder))
     if isinstance(holder, nn.Module | Tensor | np.ndarray | float):
-        yield holder
+        yield path, holder
         return
-    for link in links(holder):
+    for place, link in enumerate(links(holder)):
         if link.identified:
-            yield from identified(link.part, seen, depth + 1)
+            name = f"{path}/{place if link.key is None else link.key}"
+            if skip and (name in skip or id(link.part) in skip or link.place in skip):
+                left_out.append(name)
+            else:
+                yield from _identified(link.part, name, seen, depth + 1, skip, left_out)
 
 
 def links(holder: Any) -> Iterator[Link]:
@@ -78,6 +100,8 @@ def links(holder: Any) -> Iterator[Link]:
         yield from (Link(part, holder, place) for place, part in enumerate(holder))
     elif isinstance(holder, tuple):
         yield from map(Link, holder)
+    elif isinstance(holder, set | frozenset | deque):
+        yield from (Link(part, identified=False) for part in holder)
     elif isinstance(holder, nn.Module):
         yield from _of_module(holder)
     elif isinstance(holder, type):
@@ -108,6 +132,12 @@ def _of_function(function: FunctionType) -> Iterator[Link]:
     for name in sorted(read.difference(own)):
         if name in known:
             yield Link(known[name], known, name, named=True, identified=False)
+    for module in [known[name] for name in read if isinstance(known.get(name), ModuleType)]:
+        if module.__name__.partition(".")[0] not in _LIBRARIES:  # ``models.network``, say
+            held = vars(module)
+            for name in own:
+                if name in held:
+                    yield Link(held[name], held, name, named=True, identified=False)
     for name in ("__defaults__", "__kwdefaults__"):
         yield Link(getattr(function, name), function, name, True, distance=0, identified=False)
 
@@ -131,11 +161,10 @@ def _of_class(kind: type) -> Iterator[Link]:
             for name, part in space.items():
                 code = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
                 if code is part and isinstance(code, FunctionType):
-                    yield Link(
-                        code, space, name, distance=0, identified=False, named=True, code=True
-                    )
+                    yield Link(code, space, name, distance=0, identified=False, named=True)
                 elif isinstance(code, FunctionType):
                     yield Link(code, distance=0, identified=False)
+                    yield Link(part, space, name, identified=False, named=True)
                 else:
                     yield Link(part, space, name, identified=False, named=True)
 

@@ -66,6 +66,10 @@ def resolve(metric: str | Metric) -> tuple[str, Metric]:
     """
     if callable(metric):
         return metric_name(metric), metric
+    if not isinstance(metric, str):
+        raise InputError(
+            f"metric is a name or a callable (full, cached) -> (batch,), got {metric!r:.60}"
+        )
     if metric in METRICS:
         return metric, METRICS[metric]
     head, _, tail = metric.partition(":")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, batch_size, tensors
-from muninn.denoiser import Denoiser, check_prediction, fingerprint
+from muninn.denoiser import Denoiser, check_prediction, fingerprint, own_loop
 from muninn.errors import InputError
 from muninn.sampler import Sampler
 
@@ -93,15 +93,22 @@ class Planner:
         if not self.dtype.is_floating_point:
             raise InputError(f"dtype must be a floating-point dtype, got {self.dtype}")
 
-    def identity(self) -> dict[str, Any]:
-        """JSON-ready identity of the program; a certificate holds for exactly this."""
+    def identity(self, skip: Collection[Hashable] = ()) -> dict[str, Any]:
+        """JSON-ready identity of the program; a certificate holds for exactly this.
+
+        Args:
+            skip: places that the network rewrites by itself, which are no part of its identity.
+        """
         identity = {
-            "model": fingerprint(self.denoiser),
+            "model": fingerprint(self.denoiser, skip),
             "sampler": self.sampler.describe(),
             "shape": list(self.shape),
             "condition": None
             if self.condition is None
             else getattr(self.condition, "__qualname__", type(self.condition).__qualname__),
+            "condition_table": fingerprint(self.condition, skip)["weights"]
+            if self.condition is not None
+            else None,
             "condition_when": self.condition_when,
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -240,10 +247,11 @@ class Planner:
         """
         noise = self.prepare(context, noise, generator)
         x = self.start(noise, context)
-        for step in range(len(self.sampler)):
-            if visit is not None:
-                visit(step, x)
-            prediction = self.denoiser(x, self.timestep(step, len(x)), context)
-            prediction = check_prediction(prediction, x, None)
-            x = self.advance(x, prediction, step, noise.at(step, slice(None)), context)
+        with own_loop():
+            for step in range(len(self.sampler)):
+                if visit is not None:
+                    visit(step, x)
+                prediction = self.denoiser(x, self.timestep(step, len(x)), context)
+                prediction = check_prediction(prediction, x, None)
+                x = self.advance(x, prediction, step, noise.at(step, slice(None)), context)
         return x

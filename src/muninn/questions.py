@@ -25,7 +25,7 @@ from torch import Tensor
 
 from muninn.arithmetic import Arithmetic
 from muninn.context import Context, select
-from muninn.denoiser import Denoiser
+from muninn.denoiser import Denoiser, own_loop
 from muninn.schedule import FloatArray
 from muninn.stored_context import Arrays, restore
 from muninn.undisturbed import under_autocast, undisturbed
@@ -82,7 +82,7 @@ class Asked:
     def predictions(self, denoiser: Denoiser, rows: slice | Tensor = slice(None)) -> Tensor:
         """The answers of some rows, asked together, (steps, rows, *shape)."""
         kind, own = self.states.device.type, select(self.context, rows)
-        with under_autocast(self.arithmetic, kind), torch.no_grad():
+        with under_autocast(self.arithmetic, kind), torch.no_grad(), own_loop():
             answers = []
             for state, timestep in zip(self.states, self.timesteps, strict=True):
                 given = state[rows].clone()  # some networks write into what they are given

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
-from muninn.denoiser import Denoiser, check_prediction
+from muninn.denoiser import Denoiser, check_prediction, own_loop
 from muninn.errors import DenoiserError, InputError
 from muninn.forecast import Forecaster, Weights, weighted_sum
 from muninn.gap import column_cache, run_gap
@@ -99,7 +99,8 @@ class Runtime:
         run = RunState.blank(noise.initial, len(self.planner.sampler))
         run.meanwhile = meanwhile
         try:
-            run = self._attempt(run, noise, context)
+            with own_loop():
+                run = self._attempt(run, noise, context)
         except DenoiserError as error:
             run = self._failed(run, error)
         return self._finish(run, noise, context, began)

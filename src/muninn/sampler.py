@@ -117,6 +117,19 @@ class Sampler:
         self._updates = {k: [self._update(step, k) for step in self.steps] for k in self.kinds}
         table = repr([astuple(step) for step in self.steps]) + repr(velocity_sign)
         self._digest = hashlib.sha256(table.encode()).hexdigest()[:16]
+        self._frozen = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_frozen", False):
+            raise InputError(f"a sampler is fixed once it is made; build another one for {name}")
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "collapse"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        collapse = functools.lru_cache(maxsize=16384)(self._collapse)
+        vars(self).update(state, collapse=collapse)
 
     def __len__(self) -> int:
         return len(self.steps)

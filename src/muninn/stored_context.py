@@ -72,7 +72,10 @@ def _describe(context: Context, found: list[tuple[int, dict[str, Any], Tensor]])
 def _as_array(tensor: Tensor) -> Any:
     """numpy has no bfloat16; float32 holds its numbers exactly."""
     exact = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-    return exact.contiguous().numpy()
+    try:
+        return exact.contiguous().numpy()
+    except (TypeError, RuntimeError) as error:
+        raise UnstorableError(f"a tensor of {tensor.dtype}, {tensor.layout}") from error
 
 
 def _range(tensor: Tensor) -> list[float]:

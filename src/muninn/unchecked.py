@@ -5,11 +5,13 @@ UNCHECKED = (
     "plain values and arrays, and the types of other objects in them",
     "the contexts of a loop that is intercepted: only its states are seen",
     "whether calibration calls are independent of each other",
-    "code that answers the stored questions as before and other questions differently",
+    "noise that is handed to a call: the promise is about noise as the planner draws it",
+    "rows that influence each other in rare batches only: 16 calls are tried",
+    "code, settings and tables that answer the stored questions as before and others differently",
     "in a running process: functions of torch and other libraries that somebody replaces, and "
-    "helper functions that the network's own code calls at second hand",
-    "in a running process: settings that the network rewrites by itself, and writes through `.data` "
-    "that leave the first numbers of every weight alone",
+    "what is held by caches of `functools` or by extensions",
+    "in a running process: settings and tables that the network rewrites by itself, and writes "
+    "through `.data` that leave some numbers of every tensor alone",
     "what computes a context before the planner sees it (the code of observation encoders)",
     "the metric and the tolerance, where they are functions: a certificate keeps their names",
     "switches of torch that choose kernels or determinism, and the precision of recurrent layers",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from muninn.digest import tensor_bytes
 from muninn.links import identified
 from muninn.reach import Reach
+from muninn.snapshot import Snapshot
 
 NUMBERS = 8  # looked at in every weight, because writes through ``.data`` are not counted by torch
 _dtype = operator.attrgetter("dtype")
@@ -24,42 +25,45 @@ Change = Literal["code", "weights or settings"]
 
 
 class Watch:
-    """What a denoiser is now, to be compared with what it is later.
+    """What a planner's denoiser and condition are now, to be compared with what they are later.
 
-    Weights are parameters and persistent buffers of all modules that can be reached, and tensors
-    outside of modules that certificates identify. They are followed by where they are held, by
-    their memory, shape and strides, by torch's count of writes in place and by some of their
-    numbers. Modules are followed by train mode, hooks and a replaced ``forward``; classes by their
-    methods; all of these by plain settings: numbers, strings and flags.
+    Tensors are followed by where they are held, by their memory, shape and strides, by torch's
+    count of writes in place and by some of their numbers; arrays by their content, large ones by
+    some of it; modules by train mode, hooks and a replaced ``forward``; classes by their methods;
+    everything within reach by plain settings.
 
-    The memory of weights is held: of a network that was moved, the old storage stays alive until
+    The memory of tensors is held: of a network that was moved, the old storage stays alive until
     it has been identified again.
 
     Args:
         denoiser: the callable.
+        condition: of the planner, or None.
         skip: places that the network rewrites by itself, which are not looked at.
     """
 
-    def __init__(self, denoiser: Any, skip: Collection[Hashable] = ()) -> None:
+    def __init__(
+        self, denoiser: Any, condition: Any = None, skip: Collection[Hashable] = ()
+    ) -> None:
         self._denoiser = denoiser
+        self._condition = condition
         self._skip = skip
-        self._reach = self._look()
-        self._counted = _counted(self._reach.weights)
-        self._held = [weight.detach() for weight in self._reach.weights]
+        self._snapshot = self._look()
+        self._counted = _counted(self._snapshot.tensors)
+        self._held = [tensor.detach() for tensor in self._snapshot.tensors]
         self._dtypes = list(map(_dtype, self._held))
         self._writes = list(map(_writes, self._counted))
         self._windows = _windows(self._held)
         self._numbers = [torch.cat(group) for group in self._windows]
 
-    def _look(self) -> Reach:
-        return Reach(self._denoiser, tables=False, settings=True, skip=self._skip)
+    def _look(self) -> Snapshot:
+        return Snapshot(self._denoiser, self._condition, skip=self._skip)
 
     def change(self) -> Callable[[], Change | None]:
         """Look now; the function that is returned says what has changed, or None.
 
         On a GPU the numbers of the weights are compared there, and only the function waits for
         them: call it when the device has been waited for anyway. Writes through ``.data`` that
-        leave the first numbers of every weight alone are not seen.
+        leave these numbers of every weight alone are not seen.
         """
         found = self._change_here()
         if found is not None:
@@ -71,35 +75,38 @@ class Watch:
 
     def _change_here(self) -> Change | None:
         """What the host can see."""
-        if not self._reach.intact():
-            reach = self._look()
-            if list(map(id, reach.code)) != list(map(id, self._reach.code)):
+        if not self._snapshot.intact():
+            now = self._look()
+            if list(map(id, now.code)) != list(map(id, self._snapshot.code)):
                 return "code"
-            same = reach.modes == self._reach.modes and _parts(reach) == _parts(self._reach)
-            if not (same and reach.settings == self._reach.settings):
+            if not self._snapshot.same(now):
                 return "weights or settings"
-            self._reach, self._counted = reach, _counted(reach.weights)  # compared right below
-        if list(map(_writes, self._counted)) == self._writes and self._same_memory():
-            return None
-        return "weights or settings"
+            self._snapshot, self._counted = now, _counted(now.tensors)  # compared right below
+        elif self._snapshot.modes != [module.training for module in self._snapshot.modules]:
+            return "weights or settings"
+        written = list(map(_writes, self._counted)) != self._writes
+        if written or not (self._same_memory() and self._snapshot.same_arrays()):
+            return "weights or settings"
+        return None
 
     def _same_memory(self) -> bool:
-        weights = self._reach.weights
+        tensors = self._snapshot.tensors
         try:
-            same = all(map(Tensor.is_set_to, weights, self._held))
+            same = all(map(Tensor.is_set_to, tensors, self._held))
         except RuntimeError:  # on another device
             return False
-        return same and list(map(_dtype, weights)) == self._dtypes
+        return same and list(map(_dtype, tensors)) == self._dtypes
 
     def unidentified(self) -> str:
         """Digest of what a fingerprint leaves out: types of modules, and modules that it misses."""
         hashed: set[int] = set()
-        for part in identified(self._denoiser):
+        for _, part in identified(self._denoiser):
             values = part.state_dict().values() if isinstance(part, nn.Module) else [part]
             hashed.update(_address(value) for value in values if isinstance(value, Tensor))
-        types = [type(part).__qualname__ for part in self._reach.objects if _counts(part)]
-        state = hashlib.sha256(f"{types}{self._reach.modes}".encode())
-        for weight in self._reach.weights:
+        reach = Reach(self._denoiser, tables=False, skip=self._skip)
+        types = [type(part).__qualname__ for part in reach.objects if _counts(part)]
+        state = hashlib.sha256(f"{types}{reach.modes}".encode())
+        for weight in reach.weights:
             if _address(weight) not in hashed:
                 state.update(tensor_bytes(weight)[0])
         return state.hexdigest()
@@ -132,11 +139,6 @@ def _counts(part: Any) -> bool:
     return isinstance(part, nn.Module | Tensor | np.ndarray)
 
 
-def _parts(reach: Reach) -> list[int]:
-    """Identities of what a network is made of; whoever compares them holds the objects."""
-    return [*map(id, filter(_counts, reach.objects)), len(reach.weights)]
-
-
 def _address(tensor: Tensor) -> int:
     try:
         return tensor.data_ptr()
@@ -150,12 +152,18 @@ def _counted(weights: list[Tensor]) -> list[Tensor]:
 
 
 def _windows(held: list[Tensor]) -> list[list[Tensor]]:
-    """The first numbers of every tensor, as bytes (NaN equals itself then), by device."""
+    """Some numbers of every tensor, spread over it, as bytes (NaN equals itself then).
+
+    Grouped by device and dtype: each group is one comparison.
+    """
     groups: dict[Any, list[Tensor]] = {}
-    for weight in held:
-        sizes = zip(weight.shape, weight.stride(), strict=True)
+    for tensor in held:
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
         span = 1 + sum((length - 1) * stride for length, stride in sizes)
+        # Of tensors made in inference mode torch does not count the writes.
+        count = min(span, 8 * NUMBERS if tensor.is_inference() else NUMBERS)
         with contextlib.suppress(RuntimeError):  # of a kind without plain numbers
-            numbers = weight.as_strided((min(span, NUMBERS),), (1,)).view(torch.uint8)
-            groups.setdefault(weight.device, []).append(numbers)
+            apart = max(1, (span - 1) // max(1, count - 1))
+            numbers = tensor.as_strided((count, 1), (apart, 1)).view(torch.uint8)
+            groups.setdefault((tensor.device, tensor.dtype), []).append(numbers)
     return list(groups.values())

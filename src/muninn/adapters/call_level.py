@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from muninn.adapters.watch import require_not_compiled
 from muninn.cached import CachedPlanner, OnMismatch, cache
 from muninn.certificate import Certificate
+from muninn.denoiser import in_own_loop
 from muninn.errors import InputError
 from muninn.forecast import Forecaster, weighted_sum
 from muninn.plan import Adaptive, Everywhere, Program
@@ -127,7 +128,7 @@ class Interceptor:
     # Not compiled: a compiled loop would repeat the decisions of the run it traced.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._cached.asking:
+        if self._module is not None and in_own_loop():
             return self._network(*args, **kwargs)
         x, timestep = self._read(*args, **kwargs)
         step = self._step(timestep)
