@@ -163,8 +163,11 @@ class Certificate:
 
         What the calibrated network was seen to rewrite by itself is left out.
         """
-        here = planner.identity(self.identity["model"].get("left_out", ()))
-        found = differences("", self.identity, here if self.schema > 1 else older(here))
+        if self.schema == 1:
+            here = older(planner.identity(older=True))
+        else:
+            here = planner.identity(self.identity["model"].get("left_out", ()))
+        found = differences("", self.identity, here)
         now = library_versions()
         for library in ("muninn", "torch"):
             was, is_now = self.versions[library], now[library]

@@ -186,17 +186,17 @@ def check_prediction(prediction: Any, x: Tensor, dtype: torch.dtype | None) -> T
 
 
 def _contents(
-    denoiser: Any, skip: Collection[Hashable], left_out: list[str]
+    denoiser: Any, skip: Collection[Hashable], left_out: list[str], kinds: tuple[type, ...]
 ) -> Iterator[tuple[str, bytes, int]]:
     """(name, bytes, count) of all a denoiser computes with, as far as certificates identify it.
 
     Tensors and arrays of modules, closures, globals and attributes; settings of modules that are
-    floats, strings or flags (``training`` among them). Integers are left out: they are often
-    counters, which change from call to call.
+    of some kinds, ``training`` among them. Integers are left out: they are often counters, which
+    change from call to call. So are strings, which are often the paths of files.
     """
     for path, part in identified(denoiser, skip, left_out):
         if isinstance(part, nn.Module):
-            yield from _of_module(part, path, skip, left_out)
+            yield from _of_module(part, path, skip, left_out, kinds)
         elif isinstance(part, Tensor):
             yield "tensor", *tensor_bytes(part)
         elif isinstance(part, np.ndarray):
@@ -206,7 +206,11 @@ def _contents(
 
 
 def _of_module(
-    part: nn.Module, path: str, skip: Collection[Hashable], left_out: list[str]
+    part: nn.Module,
+    path: str,
+    skip: Collection[Hashable],
+    left_out: list[str],
+    kinds: tuple[type, ...],
 ) -> Iterator[tuple[str, bytes, int]]:
     modules, own = dict(part.named_modules()), set()
     if skip:
@@ -221,7 +225,7 @@ def _of_module(
             yield name, *tensor_bytes(value)
     for name, module in modules.items():
         for key, setting in sorted(vars(module).items()):
-            if isinstance(setting, float | str | bool) and key != COMPILED:
+            if isinstance(setting, kinds) and key != COMPILED:
                 whole = f"{path}/{name}.{key}"
                 if skip and (whole in skip or (id(vars(module)), key) in skip):
                     left_out.append(whole)
@@ -229,11 +233,13 @@ def _of_module(
                     yield f"{name}.{key}", repr(setting).encode(), 0
 
 
-def fingerprint(denoiser: Any, skip: Collection[Hashable] = ()) -> dict[str, Any]:
+def fingerprint(
+    denoiser: Any, skip: Collection[Hashable] = (), older: bool = False
+) -> dict[str, Any]:
     """Identity of a denoiser: hash of all it computes with, its name, and its guidance.
 
     Places to ``skip``, by path or by identity, are those that it rewrites by itself; ``left_out``
-    lists the paths of those that were met.
+    lists the paths of those that were met. Certificates of ``older`` files know strings, too.
 
     ``weights`` is None where no tensor was found: then a certificate cannot tell this denoiser
     from another of the same name.
@@ -242,7 +248,8 @@ def fingerprint(denoiser: Any, skip: Collection[Hashable] = ()) -> dict[str, Any
         raise InputError(f"a denoiser must be callable, got {type(denoiser).__name__}")
     state = hashlib.sha256()
     numbers, left_out = 0, list[str]()
-    for name, content, count in _contents(denoiser, skip, left_out):
+    kinds = (float, bool, str) if older else (float, bool)
+    for name, content, count in _contents(denoiser, skip, left_out, kinds):
         state.update(name.encode() + b":" + content)
         numbers += count
     found = {

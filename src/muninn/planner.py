@@ -93,14 +93,15 @@ class Planner:
         if not self.dtype.is_floating_point:
             raise InputError(f"dtype must be a floating-point dtype, got {self.dtype}")
 
-    def identity(self, skip: Collection[Hashable] = ()) -> dict[str, Any]:
+    def identity(self, skip: Collection[Hashable] = (), older: bool = False) -> dict[str, Any]:
         """JSON-ready identity of the program; a certificate holds for exactly this.
 
         Args:
             skip: places that the network rewrites by itself, which are no part of its identity.
+            older: as certificates of schema 1 know it.
         """
         identity = {
-            "model": fingerprint(self.denoiser, skip),
+            "model": fingerprint(self.denoiser, skip, older),
             "sampler": self.sampler.describe(),
             "shape": list(self.shape),
             "condition": None
