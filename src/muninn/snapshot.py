@@ -122,7 +122,8 @@ class Snapshot:
         part, key = link.part, link.key
         named = isinstance(key, str)
         private = isinstance(holder, type) and named and key.startswith("__")
-        if private and not isinstance(part, FunctionType):
+        stands_in = getattr(type(part), "stands_in", False) is True  # no part of the network
+        if stands_in or (private and not isinstance(part, FunctionType)):
             return False
         own = (  # a bound method of the module's own, as copies of modules have it
             named

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -93,6 +93,8 @@ TRACED = 2  # calls; one of full compute is some 20,000 kernels
 @dataclass
 class Clock:
     """Wall-clock time by part, each moment counted for the innermost part only."""
+
+    stands_in: ClassVar[bool] = True  # is no part of the network that it times
 
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     entries: dict[str, int] = field(default_factory=lambda: defaultdict(int))
