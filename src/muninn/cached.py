@@ -184,11 +184,11 @@ class CachedPlanner:
         self._unidentified = self._unidentified or here
         if here != self._unidentified:
             other.append("model: a part of it is another one than when the cache was made")
-        if (mode := in_train_mode(denoiser)) is not None:
-            other.insert(0, f"model: a {mode} is in train mode")
-        found = certificate.differences(self.planner)
+        found = certificate.differences(self.planner) or other
+        if found and (mode := in_train_mode(denoiser)) is not None:
+            found.insert(0, f"model: a {mode} is in train mode")
         self._watch = watch if fits else None
-        return (other[:1] if mode else []) + found or other
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has weights of its own, and identifies them at its first call."""

@@ -33,6 +33,7 @@ class _Conv(nn.Module):
         self.dilation = (1, int(source.dilation[0]))
         self.output_padding = (0, int(source.output_padding[0]))
         self.groups = source.groups
+        self.train(source.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, time) to the same, stored channels last."""

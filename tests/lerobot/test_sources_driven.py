@@ -157,7 +157,7 @@ def test_each_member_drives_its_own_episodes_and_the_policy_gets_a_closed_loop_c
     # One in which the planner is examined, certify and bound; nothing is tuned, Full is the shadow.
     assert environment.resets == 15
     # Two calls an episode, Full at each. Examined: one episode, Full twice, 11 rounds of questions.
-    assert len(evaluations) == 14 * 2 * (16 + 4) + 2 * 16 + 2 * 16 + 11 * 4
+    assert len(evaluations) == 14 * 2 * (16 + 4) + 2 * 16 + 2 * 16 + 11 * 8
     enable_cache(policy, certificate)
     policy.reset()
     policy.select_action({"observation.state": torch.zeros(1, STATE),

@@ -19,6 +19,7 @@ class MatrixConv1d(nn.Module):
         self.weight, self.bias = convolution.weight, convolution.bias
         self.kernel, self.stride = convolution.kernel_size[0], convolution.stride[0]
         self.padding = int(convolution.padding[0])
+        self.train(convolution.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width_in, time) to (batch, width_out, time)."""
