@@ -138,16 +138,16 @@ class CachedPlanner:
             "this network, so it was calibrated one row at a time; call it row by row"
         )
 
-    def _look(self) -> Callable[[], str | None]:
+    def _look(self, since: Any = None) -> Callable[[], str | None]:
         """Look at the network; the function that is returned says why it is another one, or None.
 
-        Between the two the device may work.
+        Between the two the device may work; ``since`` is from :meth:`Watch.mark`.
         """
         state = self._state()
         if state != self._was:
             found = differences("", self._was, state, "policy")
             return lambda: f"policy: {'; '.join(found)}; {_PUT_BACK}"
-        change = None if self._watch is None else self._watch.change()
+        change = None if self._watch is None else self._watch.change(since)
         return lambda: self._judge("copied" if change is None else change())
 
     def _judge(self, change: str | None) -> str | None:
@@ -226,9 +226,10 @@ class CachedPlanner:
         reason = self.other_arithmetic or self.misfit(context, len(noise.initial))
         if reason is None:
             looked: list[Callable[[], str | None]] = []
+            since = None if self._watch is None else self._watch.mark()
             try:
                 trajectory, record = self._runtime(
-                    context, noise=noise, meanwhile=lambda: looked.append(self._look())
+                    context, noise=noise, meanwhile=lambda: looked.append(self._look(since))
                 )
                 reason = looked[0]()
             except Exception as error:

@@ -54,24 +54,57 @@ class Watch:
         self._writes = list(map(_writes, self._counted))
         self._windows = _windows(self._held)
         self._numbers = [torch.cat(group) for group in self._windows]
+        on_cuda = [each.device for each in self._numbers if each.is_cuda]
+        self._stream: Any = torch.cuda.Stream(on_cuda[0]) if on_cuda else None  # type: ignore[no-untyped-call]
 
     def _look(self) -> Snapshot:
         return Snapshot(self._denoiser, self._condition, skip=self._skip)
 
-    def change(self) -> Callable[[], Change | None]:
+    def mark(self) -> Any:
+        """Remember this moment on the device: what was asked of it before is to be seen."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._stream.device))
+        return event
+
+    def change(self, since: Any = None) -> Callable[[], Change | None]:
         """Look now; the function that is returned says what has changed, or None.
 
-        On a GPU the numbers of the weights are compared there, and only the function waits for
-        them: call it when the device has been waited for anyway. Writes through ``.data`` that
-        leave these numbers of every weight alone are not seen.
+        On a GPU the numbers of the weights are compared there, beside whatever the device does,
+        and only the function waits for them. Writes through ``.data`` that leave these numbers of
+        every weight alone are not seen.
+
+        Args:
+            since: from :meth:`mark`; now by default.
         """
         found = self._change_here()
         if found is not None:
             return lambda: found
+        if self._stream is None:
+            same = bool(self._same_numbers())
+            return lambda: None if same else "weights or settings"
+        since = since or self.mark()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(since)
+            flag = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
+            flag.copy_(self._same_numbers(), non_blocking=True)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+
+        def verdict() -> Change | None:
+            done.synchronize()
+            return None if bool(flag) else "weights or settings"
+
+        return verdict
+
+    def _same_numbers(self) -> Tensor:
+        """Whether the numbers of all tensors are what they were, as one flag on their device."""
         pairs = zip(self._windows, self._numbers, strict=True)
-        # torch.equal would wait for the device.
         same = [(torch.cat(group) == numbers).all() for group, numbers in pairs]
-        return lambda: None if all(map(bool, same)) else "weights or settings"
+        home = torch.device("cpu") if self._stream is None else self._stream.device
+        flags = [flag.to(home) for flag in same] or [torch.tensor(True, device=home)]
+        return torch.stack(flags).all()
 
     def _change_here(self) -> Change | None:
         """What the host can see."""

@@ -133,7 +133,10 @@ def run_certified(planner: Planner, program: Program, engine: PlannerEngine) -> 
             return found
         changes: list[Any] = []
         same = arithmetic(planner.device) == was and form(context)
-        found = runtime(context, noise=noise, meanwhile=lambda: changes.append(watches[0].change()))
+        since = watches[0].mark()
+        found = runtime(
+            context, noise=noise, meanwhile=lambda: changes.append(watches[0].change(since))
+        )
         if not same or changes[0]() is not None:
             raise InputError("the network or the arithmetic changed while it was timed")
         return found
