@@ -228,8 +228,8 @@ class CachedPlanner:
             looked: list[Callable[[], str | None]] = []
             since = None if self._watch is None else self._watch.mark()
             try:
-                trajectory, record = self._runtime(
-                    context, noise=noise, meanwhile=lambda: looked.append(self._look(since))
+                trajectory, record = self._runtime.plan(
+                    context, noise, lambda: looked.append(self._look(since))
                 )
                 reason = looked[0]()
             except Exception as error:
@@ -262,7 +262,7 @@ class CachedPlanner:
         log_once(f"running full compute: {reason}")
 
     def _in_full(self, context: Context, noise: Noise, reason: str | None) -> tuple[Tensor, Record]:
-        trajectory, record = self._full(context, noise=noise)
+        trajectory, record = self._full.plan(context, noise)
         return trajectory, replace(record, fallback=(reason,) * len(trajectory))
 
 

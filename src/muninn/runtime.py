@@ -94,8 +94,15 @@ class Runtime:
             DenoiserError: the denoiser failed, and ``on_failure="error"`` or full compute failed
                 as well.
         """
-        began = time.perf_counter()
         noise = self.planner.prepare(context, noise, generator)
+        return self.plan(context, noise, meanwhile)
+
+    @torch.no_grad()
+    def plan(
+        self, context: Context, noise: Noise, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Tensor, Record]:
+        """A planning call whose noise was prepared: checked against context and planner."""
+        began = time.perf_counter()
         run = RunState.blank(noise.initial, len(self.planner.sampler))
         run.meanwhile = meanwhile
         try:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _module
+from torch.utils.hooks import RemovableHandle
 
 from muninn.links import Link, from_library, links
 from muninn.reach import DEPTH, Places, has_memory
@@ -65,6 +66,7 @@ class Snapshot:
         sized: dict[int, Any] = {id(hooks): hooks for hooks in _FOR_ALL}
         self._walk([root for root in roots if root is not None], skip, sized)
         self.modes = [module.training for module in self.modules]
+        self._registered = RemovableHandle.next_id
         self._sized = list(sized.values())
         self._sizes = list(map(len, self._sized))
         self._keys = [frozenset(each) if isinstance(each, dict) else () for each in self._sized]
@@ -104,11 +106,12 @@ class Snapshot:
             return False
         elif isinstance(part, nn.Module):
             self.modules.append(part)
-            for container in (vars(part), *(getattr(part, name, {}) for name in _HOOKS)):
+            hooks = [getattr(part, name, {}) for name in _HOOKS]
+            held = (part._parameters, part._buffers, part._modules, *hooks)
+            # Of empty ones there are many: torch counts the hooks that are registered anywhere.
+            for container in (vars(part), *filter(None, held)):
                 sized[id(container)] = container
-            for container in (part._parameters, part._buffers, part._modules):
-                sized[id(container)] = container
-            self.code += [hook for name in _HOOKS for hook in getattr(part, name, {}).values()]
+            self.code += [hook for registered in hooks for hook in registered.values()]
         elif isinstance(part, dict | list):
             sized[id(part)] = part
         elif isinstance(part, _BAGS):
@@ -150,6 +153,8 @@ class Snapshot:
     def intact(self) -> bool:
         """Whether everything is where it was found."""
         try:
+            if RemovableHandle.next_id != self._registered:
+                return False
             if list(map(len, self._sized)) != self._sizes:
                 return False
             for owner, look, parts in self._places:

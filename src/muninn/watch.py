@@ -17,7 +17,7 @@ from muninn.links import identified
 from muninn.reach import Reach
 from muninn.snapshot import Snapshot
 
-NUMBERS = 8  # looked at in every weight, because writes through ``.data`` are not counted by torch
+NUMBERS = 8  # in a row that are looked at, because torch does not count writes through ``.data``
 _dtype = operator.attrgetter("dtype")
 _writes = operator.attrgetter("_version")  # in place
 
@@ -115,8 +115,6 @@ class Watch:
             if not self._snapshot.same(now):
                 return "weights or settings"
             self._snapshot, self._counted = now, _counted(now.tensors)  # compared right below
-        elif self._snapshot.modes != [module.training for module in self._snapshot.modules]:
-            return "weights or settings"
         written = list(map(_writes, self._counted)) != self._writes
         if written or not (self._same_memory() and self._snapshot.same_arrays()):
             return "weights or settings"
@@ -185,18 +183,21 @@ def _counted(weights: list[Tensor]) -> list[Tensor]:
 
 
 def _windows(held: list[Tensor]) -> list[list[Tensor]]:
-    """Some numbers of every tensor, spread over it, as bytes (NaN equals itself then).
+    """Some numbers of every tensor, as bytes (NaN equals itself then), by device.
 
-    Grouped by device and dtype: each group is one comparison.
+    They are neighbours in its middle, which torch copies together; of a tensor made in inference
+    mode, whose writes torch does not count, there are more, from the first to the last.
     """
     groups: dict[Any, list[Tensor]] = {}
     for tensor in held:
         sizes = zip(tensor.shape, tensor.stride(), strict=True)
         span = 1 + sum((length - 1) * stride for length, stride in sizes)
-        # Of tensors made in inference mode torch does not count the writes.
-        count = min(span, 8 * NUMBERS if tensor.is_inference() else NUMBERS)
+        first, last = tensor.storage_offset(), max(0, span - NUMBERS)
+        places = sorted({last * run // 15 for run in range(16)})
+        places = places if tensor.is_inference() else [last // 2]
         with contextlib.suppress(RuntimeError):  # of a kind without plain numbers
-            apart = max(1, (span - 1) // max(1, count - 1))
-            numbers = tensor.as_strided((count, 1), (apart, 1)).view(torch.uint8)
-            groups.setdefault((tensor.device, tensor.dtype), []).append(numbers)
+            groups.setdefault(tensor.device, []).extend(
+                tensor.as_strided((min(span, NUMBERS),), (1,), first + place).view(torch.uint8)
+                for place in places
+            )
     return list(groups.values())
