@@ -82,14 +82,19 @@ class CachedPlanner:
                 raise CertificateError(reason)
             log_once(f"running full compute: {reason}")
             self.certificate = certificate = self._watch = None
+        self._on_failure = on_failure
+        self._was = state()
+        self._set_up()
+
+    def _set_up(self) -> None:
+        planner, on_failure = self.planner, self._on_failure
         full = Program.full(planner.sampler.kind)
-        if certificate is None:
+        if self.certificate is None:
             self._full = runtime_for(planner, full, on_failure=on_failure)
             return
-        self._runtime = runtime_for(planner, certificate.program, on_failure=on_failure)
+        self._runtime = runtime_for(planner, self.certificate.program, on_failure=on_failure)
         # Eager: nothing is to be captured or compiled in the middle of a run.
         self._full = Runtime(replace(planner, engine="eager"), full, on_failure=on_failure)
-        self._was = state()
 
     # -- does a call fit the certificate -------------------------------------------------------
 
@@ -192,12 +197,13 @@ class CachedPlanner:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has weights of its own, and identifies them at its first call."""
-        copied = {**vars(self), "_watch": None, "_rewritten": {}}
-        del copied["_identifying"]
-        return copied
+        left = ("_identifying", "_runtime", "_full")
+        own = {name: value for name, value in vars(self).items() if name not in left}
+        return {**own, "_watch": None, "_rewritten": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _identifying=threading.Lock())
+        self._set_up()
 
     # -- the call ------------------------------------------------------------------------------
 
