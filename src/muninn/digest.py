@@ -9,7 +9,6 @@ error says how to name it.
 from __future__ import annotations
 
 import contextlib
-import dis
 import enum
 import functools
 import hashlib
@@ -38,6 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from muninn.code_names import all_names, global_names, imported_names
 from muninn.errors import CalibrationError, InputError
 
 NAME = "muninn_identity"
@@ -55,7 +55,6 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, MappingProxyType)
 _DESCRIPTORS = (MemberDescriptorType, GetSetDescriptorType)
 _PACKAGES = {"site-packages", "dist-packages"}
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "muninn"}
-_LOADED = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
 def digest(thing: Any, what: str) -> str:
@@ -182,7 +181,7 @@ class _Walk:
         """What code may read of a module of the user's own, by the names that it uses."""
         if installed(module):
             return
-        for name in sorted(_all_names(code) & vars(module).keys()):
+        for name in sorted(all_names(code) & vars(module).keys()):
             held = vars(module)[name]
             self._note(name)
             self.add(held, f"{path}.{name}")
@@ -224,7 +223,7 @@ class _Walk:
             self.add(function.__globals__[name], f"{name} in {path}")
             if isinstance(function.__globals__[name], ModuleType):
                 self._members(function.__globals__[name], function.__code__, name)
-        for name in sorted(_imported(function.__code__)):
+        for name in sorted(imported_names(function.__code__)):
             with contextlib.suppress(ImportError, ValueError):
                 module = importlib.import_module(name)
                 self.add(module, f"{name} in {path}")
@@ -301,26 +300,3 @@ def _behind(value: Any) -> Any:
     if isinstance(value, property):
         return [value.fget, value.fset, value.fdel]
     return getattr(value, "__func__", value)
-
-
-@functools.lru_cache(maxsize=65536)
-def global_names(code: CodeType) -> frozenset[str]:
-    """Names that code looks up globally, functions inside of it included."""
-    return _named_by(code, _LOADED)
-
-
-def _imported(code: CodeType) -> frozenset[str]:
-    """Modules that code imports by itself."""
-    return _named_by(code, ("IMPORT_NAME",))
-
-
-def _all_names(code: CodeType) -> set[str]:
-    """Every name in code: of globals, attributes and imports, functions inside of it included."""
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return set(code.co_names).union(*map(_all_names, inner))
-
-
-def _named_by(code: CodeType, operations: tuple[str, ...]) -> frozenset[str]:
-    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return frozenset(found.union(*(_named_by(constant, operations) for constant in inner)))

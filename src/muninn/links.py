@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from muninn.digest import global_names
+from muninn.code_names import global_names
 
 COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module stays what it is
 DEPTH = 5  # objects that certificates look behind, wrappers or lists say
