@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,11 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
-from muninn.arithmetic import Arithmetic, arithmetic
+from muninn.arithmetic import Arithmetic, arithmetic, switches
 from muninn.context import Context, concatenate, select
 from muninn.engines import denoiser_on_engine
 from muninn.errors import CalibrationError, DenoiserError, InputError
+from muninn.paired import require_finite
 from muninn.planner import Noise, Planner
 from muninn.questions import LIMITS, SPREADS, Asked, Questions, apart, machine
 from muninn.reach import Reach
@@ -49,7 +50,7 @@ class Examined:
     unasked: str | None
     together: bool
     repeats: bool
-    left_out: list[str]
+    left_out: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the journal."""
@@ -103,12 +104,7 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
             if step in steps:
                 states[step] = x.clone()
 
-        plans = planner.sample(context, noise=noise, visit=visit)
-        if not torch.isfinite(plans).all():
-            raise DenoiserError(
-                "full compute gives a trajectory that is not finite; check the network before "
-                "calibrating a cache for it"
-            )
+        plans = require_finite(planner.sample(context, noise=noise, visit=visit))
         precision = _precision(planner, arithmetic(planner.device))
         repeats = _repeats(plans, planner.sample(context, noise=noise), precision)
         told = torch.cat([planner.timestep(step, 1) for step in steps])
@@ -119,7 +115,9 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
             arithmetic(planner.device),
         )
         examined = _question(planner, asked, batch_size, precision, repeats)
-        found = planner.identity(before.rewritten())["model"]
+        if not (rewritten := before.rewritten()):
+            return examined
+        found = planner.identity(rewritten)["model"]
         return replace(examined, left_out=found.get("left_out", []))
 
 
@@ -134,9 +132,8 @@ def _precision(planner: Planner, in_force: Arithmetic) -> str:
     weights = [w for w in Reach(planner.denoiser).tensors if w.is_floating_point()]
     found = {str(tensor.dtype).removeprefix("torch.") for tensor in weights}
     found |= {str(planner.dtype).removeprefix("torch.")}
-    settings = dict(in_force or {})
-    if "autocast" in settings:
-        found.add(settings.pop("autocast"))
+    settings = switches(in_force)
+    found |= {value for name, value in (in_force or {}).items() if name == "autocast"}
     if settings and settings != {"cudnn_tf32": False}:
         found.add("bfloat16" if planner.device.type == "cpu" else "tf32")
     if planner.device.type == "cuda" and settings.get("cudnn_tf32", True):
@@ -195,20 +192,22 @@ def _question(
         described = store(select(asked.context, rows), arrays)
     except UnstorableError as error:
         why = f"the context holds {error}, which a certificate cannot keep"
-        return Examined(None, why, together, repeats, [])
+        return Examined(None, why, together, repeats)
     kept = Asked(
         asked.states[:, rows], asked.timesteps, restore(described, arrays, device), asked.arithmetic
     )
     try:
         answers = kept.predictions(denoiser)
+    except torch.OutOfMemoryError:
+        raise  # says nothing about the network
     except Exception as error:  # of a stand-in for a large context, which the network refuses
         why = f"it cannot answer for a stand-in of its large context ({type(error).__name__})"
-        return Examined(None, why, together, repeats, [])
+        return Examined(None, why, together, repeats)
     if not torch.isfinite(answers).all():
         why = (
             "its answers to the questions are not finite (for a large context a stand-in is drawn)"
         )
-        return Examined(None, why, together, repeats, [])
+        return Examined(None, why, together, repeats)
     spread = apart(kept.predictions(denoiser), answers)
     if together:
         spread = np.maximum(spread, _spread(planner, asked, kept, answers, batch_size))
@@ -232,7 +231,7 @@ def _question(
         precision=precision,
         machine=machine(device),
     )
-    return Examined(questions, None, together, repeats, [])
+    return Examined(questions, None, together, repeats)
 
 
 def _independent(denoiser: object, asked: Asked, limit: float) -> bool:

@@ -59,7 +59,15 @@ def full_compute(reference: Planner, context: Context, noise: Noise) -> Tensor:
     Raises:
         DenoiserError: a trajectory is not finite.
     """
-    trajectories = reference.sample(context, noise=noise.to(reference.dtype))
+    return require_finite(reference.sample(context, noise=noise.to(reference.dtype)))
+
+
+def require_finite(trajectories: Tensor) -> Tensor:
+    """The trajectories of full compute, if a cache can be calibrated against them.
+
+    Raises:
+        DenoiserError: one is not finite.
+    """
     if not torch.isfinite(trajectories).all():
         raise DenoiserError(
             "full compute gives a trajectory that is not finite; check the network before "
