@@ -29,7 +29,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' Makefile
 
 demo: environment ## run the demo
-	$(BIN)/muninn demo $(ARGS)
+	$(BIN)/muninn-bench demo $(ARGS)
 
 test: environment ## run the fast tests and the doctests
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not gpu" $(ARGS)
@@ -42,7 +42,7 @@ test-gpu: environment ## run the tests that need a CUDA device
 
 test-lerobot: environment-lerobot ## run the adapters on LeRobot's own classes, and Meta-World
 	$(LEROBOT)/bin/python -c "import lerobot.policies.diffusion.modeling_diffusion, lerobot.policies.smolvla.modeling_smolvla, metaworld"
-	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/adapters tests/lerobot tests/metaworld $(ARGS)
+	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/library/adapters tests/bench/tasks/metaworld $(ARGS)
 
 check: lint types test ## all that CI runs: lint, types, then the fast tests
 
@@ -62,12 +62,12 @@ coverage: environment ## run the fast tests and show the lines they miss
 
 bench: environment ## run the benchmarks named in BENCHES
 	@set -e; for name in $(BENCHES); do \
-	    echo "muninn bench $$name $(ARGS)"; $(BIN)/muninn bench $$name $(ARGS); \
+	    echo "muninn-bench $$name $(ARGS)"; $(BIN)/muninn-bench $$name $(ARGS); \
 	done
 
 clean: ## remove .venv, caches and build outputs; keep data/, runs/ and results/
 	rm -rf $(VENV) $(LEROBOT) build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment is believed only while .venv/installed.json says so. `record` writes it as the last
 # act of an installation; `verify` exits 0 if all is as recorded, 3 if only pyproject.toml, constraints.txt
@@ -93,7 +93,7 @@ def sizes(distribution):
 
 def inputs():
     digest = hashlib.sha256()
-    for name in ("pyproject.toml", "constraints.txt", "requirements-lerobot.txt", "Makefile"):
+    for name in ("pyproject.toml", "benchmarks/pyproject.toml", "constraints.txt", "requirements-lerobot.txt", "Makefile"):
         with open(name, "rb") as file:
             digest.update(file.read())
     return digest.hexdigest()
@@ -188,7 +188,7 @@ environment:
 	    advise; \
 	fi; \
 	echo "Installing Muninn and its development tools."; \
-	$(PIP) $$quiet -c constraints.txt -e '.[dev]' && \
+	$(PIP) $$quiet -c constraints.txt -e '.[dev]' -e './benchmarks[fly]' && \
 	$(BIN)/python -I -c "$$LEDGER" record && \
 	echo "$(VENV) is ready."
 
@@ -211,6 +211,6 @@ environment-lerobot: ## set up .venv-lerobot, with LeRobot and Meta-World
 	    rm -rf $(LEROBOT) && $(PYTHON) -m venv $(LEROBOT) || exit 1; \
 	fi; \
 	pip="$(LEROBOT)/bin/python -m pip install $$quiet"; \
-	$$pip $(TORCH) && $$pip --no-deps -r requirements-lerobot.txt && $$pip --no-deps -e . && \
+	$$pip $(TORCH) && $$pip --no-deps -r requirements-lerobot.txt && $$pip --no-deps -e . -e ./benchmarks && \
 	$(LEROBOT)/bin/python -I -c "$$LEDGER" record && \
 	echo "$(LEROBOT) is ready."

@@ -23,12 +23,12 @@ from lerobot.policies.factory import make_pre_post_processors
 
 import muninn
 from muninn.adapters import enable_cache, planner_of
-from muninn.adapters.lerobot_diffusion import executed_actions
-from muninn.adapters.lerobot_recorded import recorded_calls
-from muninn.bench.metaworld.data import demonstrate
-from muninn.bench.metaworld.policy import features
-from muninn.bench.metaworld.world import PickPlace
+from muninn.adapters.lerobot.diffusion import executed_actions
+from muninn.adapters.lerobot.recorded import recorded_calls
 from muninn.progress import bars
+from muninn_bench.tasks.metaworld.data import demonstrate
+from muninn_bench.tasks.metaworld.policy import features
+from muninn_bench.tasks.metaworld.world import PickPlace
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--policy", default="models/metaworld/diffusion", help="LeRobot checkpoint")

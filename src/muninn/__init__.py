@@ -7,45 +7,45 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from muninn.adapters import disable_cache, enable_cache, is_cache_enabled
-    from muninn.cached import CachedPlanner, cache
-    from muninn.certificate import Certificate
-    from muninn.certify import calibrate
+    from muninn.certify.cached import CachedPlanner, cache
+    from muninn.certify.calibrate import calibrate
+    from muninn.certify.certificate import Certificate
+    from muninn.certify.tune import tune
+    from muninn.certify.units import Episodes
     from muninn.errors import MuninnError
-    from muninn.escalation import Escalation
-    from muninn.fleet import Fleet
-    from muninn.monitor import Monitor
-    from muninn.monitored import Monitored
-    from muninn.planner import Planner
+    from muninn.loop.escalation import Escalation
+    from muninn.loop.supervisor import Observation, Supervisor
+    from muninn.model.planner import Planner
+    from muninn.model.schedule import Schedule
+    from muninn.model.solvers import ddim, ddpm, euler
+    from muninn.monitor.fleet import Fleet
+    from muninn.monitor.monitor import Monitor
+    from muninn.monitor.monitored import Monitored
     from muninn.record import Record
-    from muninn.schedule import Schedule
-    from muninn.solvers import ddim, ddpm, euler
-    from muninn.supervisor import Observation, Supervisor
-    from muninn.tuning import tune
-    from muninn.units import Episodes
 
 _HOME = {
-    "CachedPlanner": "cached",
-    "Certificate": "certificate",
-    "Episodes": "units",
-    "Escalation": "escalation",
-    "Fleet": "fleet",
-    "Monitor": "monitor",
-    "Monitored": "monitored",
+    "CachedPlanner": "certify.cached",
+    "Certificate": "certify.certificate",
+    "Episodes": "certify.units",
+    "Escalation": "loop.escalation",
+    "Fleet": "monitor.fleet",
+    "Monitor": "monitor.monitor",
+    "Monitored": "monitor.monitored",
     "MuninnError": "errors",
-    "Observation": "supervisor",
-    "Planner": "planner",
+    "Observation": "loop.supervisor",
+    "Planner": "model.planner",
     "Record": "record",
-    "Schedule": "schedule",
-    "Supervisor": "supervisor",
-    "cache": "cached",
-    "calibrate": "certify",
-    "ddim": "solvers",
-    "ddpm": "solvers",
+    "Schedule": "model.schedule",
+    "Supervisor": "loop.supervisor",
+    "cache": "certify.cached",
+    "calibrate": "certify.calibrate",
+    "ddim": "model.solvers",
+    "ddpm": "model.solvers",
     "disable_cache": "adapters",
     "enable_cache": "adapters",
-    "euler": "solvers",
+    "euler": "model.solvers",
     "is_cache_enabled": "adapters",
-    "tune": "tuning",
+    "tune": "certify.tune",
 }
 
 __all__ = [

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from muninn.bench.closed_loop.command import fly
-from muninn.bench.command import (
-    Seed,
-    checks,
-    command_line,
-    console,
-    coverage,
-    few_steps,
-    latency,
-    soak,
-)
-from muninn.bench.metaworld.command import metaworld
-from muninn.bench.monitor.command import monitor
-from muninn.errors import InputError, MuninnError
+from muninn.errors import MuninnError
 
-if TYPE_CHECKING:
-    from muninn.planners.teacher import Teacher
-
+console = Console()
 app = typer.Typer(
     help="Certified caching for trajectory diffusion: fast plans, close to full compute.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-bench = typer.Typer(help="Benchmarks whose raw numbers are committed under results/.")
-app.add_typer(bench, name="bench", no_args_is_help=True)
-app.command()(fly)
-for _study in (metaworld, monitor, coverage, latency, checks, soak, few_steps):
-    bench.command()(_study)
 
-ToleranceOption = Annotated[float, typer.Option(help="Largest deviation, in units of the metric.")]
-RiskOption = Annotated[float, typer.Option(help="Share of calls that may exceed the tolerance.")]
-ConfidenceOption = Annotated[
-    float, typer.Option(help="Confidence over calibration draws; 0 for the marginal certificate.")
-]
-MetricOption = Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")]
-TeacherOption = Annotated[
-    Path | None, typer.Option(help="Teacher file; the bundled Maze2D planner by default.")
-]
+
+@app.callback()
+def _commands() -> None:
+    """Typer runs an app of one command without its name; this keeps the name."""
 
 
 def main() -> None:
@@ -58,224 +34,12 @@ def main() -> None:
 
 
 @app.command()
-def demo(
-    calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 400,
-    test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 220,
-    timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 120,
-    tolerance: ToleranceOption = 0.002,
-    risk: RiskOption = 0.05,
-    confidence: ConfidenceOption = 0.95,
-    seed: Seed = 7,
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
-) -> None:
-    """Certify the bundled Maze2D planner live, race it against the alternatives, write a report."""
-    from muninn.bench.maze_planner import bundled_teacher
-    from muninn.bench.maze_study import CALIBRATE, MazeStudy, bundled_family
-    from muninn.bench.report import write_report
-    from muninn.bench.tables import print_result
-    from muninn.certify import calibrate as certify
-
-    study = MazeStudy.of(bundled_teacher(), seed)
-    journal = out / "calibration.jsonl"
-    console.print(f"[bold]1. Certify[/] on {calls} fresh calls: {tolerance:g} at risk {risk:g}")
-    certificate = certify(
-        study.planner,
-        study.contexts(CALIBRATE, calls),
-        tolerance=tolerance,
-        risk=risk,
-        confidence=confidence or None,
-        family=bundled_family(seed),
-        seed=seed,
-        resume=journal,
-    )
-    certificate.save(out / "maze2d.muninn.safetensors")
-    journal.unlink()  # finished: the next demo certifies anew
-    console.print(certificate.promise())
-    console.print(f"[bold]2. Plan[/] {test_calls} held-out calls with every method")
-    result = study.evaluate(
-        certificate,
-        out,
-        calls=test_calls,
-        timed=timed,
-        drive=True,
-        command=command_line(),
-    )
-    print_result(console, result)
-    report_path = write_report(out)
-    console.print(f"[bold]3. Read[/] {report_path} and {out / 'result.json'}")
-
-
-@app.command()
-def train(
-    out: Annotated[Path, typer.Argument(help="Folder for the teacher, its curve and checkpoint.")],
-    data: Annotated[Path, typer.Option(help="Data file; made if it does not exist.")] = Path(
-        "data/maze2d-large.npz"
-    ),
-    runs: Annotated[int, typer.Option(help="Runs to record if the data file is made.")] = 30_000,
-    minutes: Annotated[float, typer.Option(help="Time budget of the training.")] = 15.0,
-    resume: Annotated[Path | None, typer.Option(help="Checkpoint to continue from.")] = None,
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    seed: Seed = 0,
-) -> None:
-    """Train a Maze2D teacher; records the data first where it is missing."""
-    from muninn.bench.maze_data import generate
-    from muninn.planners.train import TrainingConfig
-    from muninn.planners.train import train as fit
-
-    if not data.exists():
-        generate(data, runs, seed, processes=2)
-    config = TrainingConfig(
-        data=data,
-        out=out,
-        minutes=minutes,
-        resume=resume,
-        device=device,
-        fast=device == "cuda",
-        seed=seed,
-    )
-    console.print(f"wrote {fit(config)}")
-
-
-@app.command()
-def calibrate(
-    out: Annotated[Path, typer.Argument(help="Certificate file to write.")],
-    calls: Annotated[int, typer.Option(help="Calls in all, tuning included.")] = 600,
-    tolerance: ToleranceOption = 0.05,
-    risk: RiskOption = 0.05,
-    confidence: ConfidenceOption = 0.95,
-    metric: MetricOption = "rms_step",
-    objective: Annotated[str, typer.Option(help="What tuning minimises: evaluations or time.")] = (
-        "evaluations"
-    ),
-    family: Annotated[Path | None, typer.Option(help="Frozen family file; skips tuning.")] = None,
-    save_family: Annotated[Path | None, typer.Option(help="Also write the tuned family.")] = None,
-    teacher: TeacherOption = None,
-    seed: Seed = 0,
-) -> None:
-    """Tune and certify a cache for a Maze2D planner; resumes if interrupted."""
-    from muninn.bench import maze_study
-    from muninn.bench.tables import print_certificate
-    from muninn.certify import calibrate as certify
-
-    if objective not in ("evaluations", "time"):
-        raise InputError(f"--objective is evaluations or time, got {objective!r}")
-    if family is not None and save_family is not None:
-        raise InputError("--save-family keeps a newly tuned family; leave --family out")
-    study = maze_study.MazeStudy.of(_teacher(teacher), seed)
-    journal = out.with_suffix(".jsonl")
-    certificate = certify(
-        study.planner,
-        study.contexts(maze_study.CALIBRATE, calls),
-        tolerance=tolerance,
-        risk=risk,
-        confidence=confidence or None,
-        metric=metric,
-        family=None if family is None else maze_study.load_family(family, seed),
-        objective="time" if objective == "time" else "evaluations",
-        seed=seed,
-        resume=journal,
-    )
-    certificate.save(out)
-    journal.unlink()
-    if save_family is not None:
-        maze_study.save_family(save_family, certificate.family, seed, command_line())
-    print_certificate(console, certificate)
-
-
-@app.command()
-def evaluate(
-    certificate: Annotated[Path, typer.Argument(help="Certificate file.")],
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluate"),
-    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 500,
-    timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 50,
-    drive: Annotated[bool, typer.Option(help="Drive every plan in the environment.")] = True,
-    teacher: TeacherOption = None,
-    seed: Seed = 0,
-) -> None:
-    """Compare a certified planner with full compute, fewer steps and fixed skipping."""
-    from muninn.bench.maze_study import MazeStudy
-    from muninn.bench.tables import print_result
-    from muninn.certificate import Certificate
-
-    study = MazeStudy.of(_teacher(teacher), seed)
-    result = study.evaluate(
-        Certificate.load(certificate),
-        out,
-        calls=calls,
-        timed=timed,
-        drive=drive,
-        command=command_line(),
-    )
-    print_result(console, result)
-
-
-@app.command()
-def report(run: Annotated[Path, typer.Argument(help="Run folder with result.json.")]) -> None:
-    """Draw a run folder as one self-contained page, report.html."""
-    from muninn.bench.report import write_report
-
-    console.print(f"wrote {write_report(run)}")
-
-
-@app.command()
 def inspect(certificate: Annotated[Path, typer.Argument(help="Certificate file.")]) -> None:
     """Print a certificate for a person."""
-    from muninn.bench.tables import print_certificate
-    from muninn.certificate import Certificate
+    from muninn.certify.certificate import Certificate
+    from muninn.certify.describe import print_certificate
 
     print_certificate(console, Certificate.load(certificate))
-
-
-@app.command()
-def ablate(
-    out: Annotated[Path, typer.Option(help="Folder for tables and plots.")] = Path(
-        "results/ablation"
-    ),
-    raw: Annotated[Path, typer.Option(help="Folder for raw cells; what it holds is kept.")] = Path(
-        "runs/ablation"
-    ),
-    quick: Annotated[bool, typer.Option(help="Every table in miniature, under runs/.")] = False,
-    teacher: Annotated[str, typer.Option(help="unet, transformer or both.")] = "both",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    measure: Annotated[
-        bool, typer.Option(help="Measure what is missing; without it only tables and plots.")
-    ] = True,
-) -> None:
-    """The published method, its baselines and ours, side by side; resumes if interrupted.
-
-    Plan families in OUT/TEACHER/families.json are used as they are; without it they are tuned.
-    """
-    from muninn.bench.ablation.settings import FULL, QUICK, TEACHERS
-    from muninn.bench.ablation.study import run_study
-    from muninn.bench.ablation.write import write_results
-    from muninn.bench.maze_planner import bundled_teacher
-
-    if teacher not in (*TEACHERS, "both"):
-        raise InputError(f"--teacher is {', '.join(TEACHERS)} or both, got {teacher!r}")
-    tuned = out
-    if quick:
-        raw, out = Path("runs/ablation-quick/raw"), Path("runs/ablation-quick/results")
-    for name in TEACHERS if teacher == "both" else (teacher,):
-        if measure:
-            console.print(f"[bold]{name}[/]: measuring into {raw / name}")
-            run_study(
-                name,
-                bundled_teacher(TEACHERS[name]),
-                raw / name,
-                QUICK if quick else FULL,
-                device=device,
-                command=command_line(),
-                families=tuned / name / "families.json",
-            )
-        for line in write_results(raw / name, out / name):
-            console.print(line, highlight=False)
-
-
-def _teacher(path: Path | None) -> Teacher:
-    from muninn.bench.maze_planner import bundled_teacher
-    from muninn.planners.teacher import load_teacher
-
-    return bundled_teacher() if path is None else load_teacher(path)
 
 
 if __name__ == "__main__":

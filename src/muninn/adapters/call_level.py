@@ -3,7 +3,7 @@
 The loop calls the network once per step. An :class:`Interceptor` evaluates it at the steps of a
 certified plan and answers with forecasts at the others. It sees the states but cannot rewrite
 them, so only programs without look-back run here; within rounding they compute what
-:class:`muninn.runtime.Runtime` computes with the same program, which is what was certified.
+:class:`muninn.engines.runtime.Runtime` computes with the same program, which is what was certified.
 
 A run of the loop is cached only if the run before it asked for the sampler's steps once each, in
 order. So the first run is full compute, and so is every run of a loop that is not the certified
@@ -24,16 +24,16 @@ import torch
 from torch import Tensor, nn
 
 from muninn.adapters.watch import require_not_compiled
-from muninn.cached import CachedPlanner, OnMismatch, cache
-from muninn.certificate import Certificate
-from muninn.denoiser import in_own_loop
+from muninn.certify.cached import CachedPlanner, OnMismatch, cache
+from muninn.certify.certificate import Certificate
+from muninn.engines.runtime import log_once
 from muninn.errors import InputError
-from muninn.forecast import Forecaster, weighted_sum
-from muninn.plan import Adaptive, Everywhere, Program
-from muninn.planner import Planner
+from muninn.identity.watch import reaches
+from muninn.model.denoiser import in_own_loop
+from muninn.model.planner import Planner
+from muninn.programs.forecast import Forecaster, weighted_sum
+from muninn.programs.plan import Adaptive, Everywhere, Program
 from muninn.record import Record
-from muninn.runtime import log_once
-from muninn.watch import reaches
 
 Read = Callable[..., tuple[Tensor, Any]]
 """From the network's own arguments: the state (batch, *shape) and the timestep."""

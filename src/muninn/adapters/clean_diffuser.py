@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.sampler import Sampler, Step
+from muninn.model.sampler import Sampler, Step
 
 _DDIM = ("ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # three roundings of one step
 _SUPPORTED = ("ddpm", *_DDIM)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.sampler import Sampler
-from muninn.schedule import Schedule
-from muninn.solvers import ddpm
+from muninn.model.sampler import Sampler
+from muninn.model.schedule import Schedule
+from muninn.model.solvers import ddpm
 
 _TABLES = (
     "sqrt_recip_alphas_cumprod",

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.sampler import Kind, Sampler, Step
-from muninn.schedule import Schedule
-from muninn.solvers import ddim, ddpm
+from muninn.model.sampler import Kind, Sampler, Step
+from muninn.model.schedule import Schedule
+from muninn.model.solvers import ddim, ddpm
 
 _KINDS: dict[str, Kind] = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v"}
 _SUPPORTED = ("DDPMScheduler", "DDIMScheduler")

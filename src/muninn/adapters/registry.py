@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 from muninn.context import Context
 from muninn.errors import InputError
-from muninn.planner import Noise, Planner
+from muninn.model.planner import Noise, Planner
 
 
 class Adapter(Protocol):
@@ -35,9 +35,9 @@ class Adapter(Protocol):
 
 _ADAPTERS: dict[str, str | Adapter] = {
     "lerobot.policies.diffusion.modeling_diffusion.DiffusionPolicy": (
-        "muninn.adapters.lerobot_diffusion"
+        "muninn.adapters.lerobot.diffusion"
     ),
-    "lerobot.policies.smolvla.modeling_smolvla.SmolVLAPolicy": "muninn.adapters.lerobot_smolvla",
+    "lerobot.policies.smolvla.modeling_smolvla.SmolVLAPolicy": "muninn.adapters.lerobot.smolvla",
 }
 
 

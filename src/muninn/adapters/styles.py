@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from muninn.adapters.diffusers_sampler import DiffusersSampler
 from muninn.context import Context
-from muninn.denoiser import Denoiser
 from muninn.errors import InputError
-from muninn.planner import Condition, Planner
+from muninn.model.denoiser import Denoiser
+from muninn.model.planner import Condition, Planner
 
 # -- networks ------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from muninn.adapters.registry import Adapter, adapter_for
-from muninn.cached import CachedPlanner, OnMismatch, cache
-from muninn.certificate import Certificate
+from muninn.certify.cached import CachedPlanner, OnMismatch, cache
+from muninn.certify.certificate import Certificate
+from muninn.engines.runtime import OnFailure
 from muninn.errors import InputError
 from muninn.record import Record
-from muninn.runtime import OnFailure
 
 
 class EnabledCache:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from muninn.journal import Journal
-from muninn.metrics import Metric, Tolerance
-from muninn.paired import Measured, PairedCalls
-from muninn.plan import Family, Program
-from muninn.planner import Planner
+from muninn.certify.journal import Journal
+from muninn.certify.metrics import Metric, Tolerance
+from muninn.certify.paired import Measured, PairedCalls
+from muninn.certify.search import Search
+from muninn.certify.tune import StaticSearch
+from muninn.model.planner import Planner
+from muninn.programs.plan import Family, Program
 from muninn.progress import bars
-from muninn.search import Search
-from muninn.tuning import StaticSearch
 
 
 class ForwardCalls(PairedCalls):

@@ -18,11 +18,11 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
+from muninn.certify.risk import order_statistic, require_risk, units_needed
 from muninn.errors import CalibrationError, InputError
+from muninn.model.schedule import FloatArray
 from muninn.paper import archive
 from muninn.paper.ghost import GhostPairs
-from muninn.risk import order_statistic, require_risk, units_needed
-from muninn.schedule import FloatArray
 
 POINTS = 256
 _KIND = "envelope-1"

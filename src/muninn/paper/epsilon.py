@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.sampler import Sampler
+from muninn.model.sampler import Sampler
 
 
 def used_epsilon(sampler: Sampler, x: Tensor, prediction: Tensor, step: int) -> Tensor:

@@ -1,19 +1,19 @@
 """The paper's escalation: driven by ``rho = Dhat / tolerance``, with risk ``alpha / M`` per sample.
 
-The machine is :class:`muninn.escalation.Escalation`; this is its published configuration. ``Dhat``
+The machine is :class:`muninn.loop.escalation.Escalation`; this is its published configuration. ``Dhat``
 is not a bound on the deviation, and a union bound over samples does not cover calls that were
 picked for being hard (docs/paper.md, docs/closed_loop.md): for a promise use the machine's own
-defaults and :func:`muninn.escalated.certify_escalated`.
+defaults and :func:`muninn.loop.escalated.certify_escalated`.
 """
 
 from __future__ import annotations
 
 from muninn.errors import InputError
-from muninn.escalation import VARIANTS, Escalation, Mode, Source
+from muninn.loop.escalation import VARIANTS, Escalation, Mode, Source
+from muninn.loop.programs import Job, Plans, Screen, draw, screened
+from muninn.model.schedule import FloatArray
 from muninn.paper.policy import PaperRecord, ProbedPlanner
-from muninn.programs import Job, Plans, Screen, draw, screened
 from muninn.record import Record
-from muninn.schedule import FloatArray
 
 CANDIDATES = {"simulation": 4, "asv": 4, "uav": 3, "arm": 2}
 """The paper's M per platform."""
@@ -24,7 +24,7 @@ def rho_of(record: Record) -> FloatArray:
     if not isinstance(record, PaperRecord):
         raise InputError(
             f"rho is in records of muninn.paper.ProbedPlanner, not in a {type(record).__name__}; "
-            "certified plans escalate by their rank, with muninn.escalation.Escalation()"
+            "certified plans escalate by their rank, with muninn.loop.escalation.Escalation()"
         )
     return record.rho
 

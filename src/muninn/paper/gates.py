@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from muninn.errors import InputError
+from muninn.model.planner import Planner
 from muninn.paper.envelope import Envelope
-from muninn.planner import Planner
 
 Units = Literal["algorithm", "appendix", "mended"]
 UNITS: tuple[Units, ...] = ("algorithm", "appendix", "mended")

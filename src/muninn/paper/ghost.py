@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.certify.paired import call_seed
 from muninn.context import Context, batch_size, select
-from muninn.denoiser import check_prediction
 from muninn.errors import CalibrationError, DenoiserError, InputError
-from muninn.paired import call_seed
+from muninn.model.denoiser import check_prediction
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import FloatArray
 from muninn.paper import archive
 from muninn.paper.epsilon import eligible_steps, require_eligible, used_epsilon
 from muninn.paper.score import SCORES
-from muninn.planner import Noise, Planner
 from muninn.progress import Advance, Task
-from muninn.schedule import FloatArray
 
 if TYPE_CHECKING:
     from muninn.paper.split import Probe, Split
@@ -116,7 +116,7 @@ def full_chain(planner: Planner, context: Context, noise: Noise) -> tuple[list[T
 
     Returns:
         One tensor (batch, *shape) per step, and the trajectory, bit-identical to
-        :meth:`muninn.planner.Planner.sample` with the same noise.
+        :meth:`muninn.model.planner.Planner.sample` with the same noise.
 
     Raises:
         DenoiserError: a prediction has the wrong type, shape or device, or is not finite.

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from muninn.context import Context, select
-from muninn.denoiser import Denoiser, check_prediction
 from muninn.errors import InputError
+from muninn.model.denoiser import Denoiser, check_prediction
 from muninn.paper.recording import (
     Call,
     Forward,

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
-from muninn.denoiser import check_prediction
 from muninn.errors import DenoiserError, InputError
+from muninn.model.denoiser import check_prediction
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import FloatArray
 from muninn.paper.epsilon import eligible_steps, used_epsilon
 from muninn.paper.gates import Budget, Gate
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
-from muninn.planner import Noise, Planner
 from muninn.record import Record
-from muninn.schedule import FloatArray
 
 
 @dataclass(frozen=True)

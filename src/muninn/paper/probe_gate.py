@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
-from muninn.forecast import Forecast
+from muninn.engines.rounds import RoundRuntime, Rows
+from muninn.model.planner import Noise, Planner
 from muninn.paper.gates import Gate
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
-from muninn.plan import Everywhere, Program
-from muninn.planner import Noise, Planner
-from muninn.rounds import RoundRuntime, Rows
+from muninn.programs.forecast import Forecast
+from muninn.programs.plan import Everywhere, Program
 
 
 @dataclass

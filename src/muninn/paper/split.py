@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from muninn.context import Context
-from muninn.denoiser import Denoiser
 from muninn.errors import InputError
+from muninn.model.denoiser import Denoiser
 from muninn.paper.score import SCORES
 
 DEPTHS = ("stem-1", "stem-2", "input")
@@ -61,7 +61,7 @@ class SplitNetwork(Protocol):
 
 
 class Guidance(Protocol):
-    """What :mod:`muninn.denoiser`'s guidance offers beside being a denoiser."""
+    """What :mod:`muninn.model.denoiser`'s guidance offers beside being a denoiser."""
 
     def guide(self, prediction: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
         """The effective prediction, given the inner denoiser's."""

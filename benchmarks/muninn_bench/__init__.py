@@ -1,0 +1,1 @@
+"""Worlds, networks, training, studies and reports around Muninn."""

@@ -1,0 +1,137 @@
+"""The commands `muninn-bench coverage`, `latency`, `checks`, `soak` and `few-steps`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+console = Console()
+
+COUNTS, TOLERANCE = (4, 6, 8, 10, 12, 15, 20, 30, 50), 0.002
+"""Evaluations in the table of few steps, and the tolerance that they are tuned for: the demo's."""
+
+Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
+
+
+def command_line() -> str:
+    """The command that is running, as results record it."""
+    return shlex.join(["muninn-bench", *sys.argv[1:]])
+
+
+def coverage(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/coverage"),
+    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test.")] = False,
+    seed: Seed = 0,
+) -> None:
+    """Check the certificate itself: hundreds of calibrations, each deployed on fresh calls."""
+    from muninn_bench.studies.coverage.study import run_coverage
+
+    criteria = run_coverage(out, quick=quick, seed=seed, command=command_line())
+    for criterion in criteria:
+        console.print(str(criterion), highlight=False)
+
+
+def latency(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test, under runs/.")] = False,
+    profile: Annotated[bool, typer.Option(help="Also measure where the time goes.")] = False,
+    subject: Annotated[
+        list[str] | None, typer.Option(help="A planner to time, may be repeated; all by default.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method to time, may be repeated; all by default.")
+    ] = None,
+    compile: Annotated[bool, typer.Option(help="Time compiled networks too.")] = True,
+    growth: Annotated[bool, typer.Option(help="Measure how cost grows with sizes.")] = True,
+    batches: Annotated[bool, typer.Option(help="Measure throughput of batches.")] = True,
+) -> None:
+    """Time every way to make a plan, side by side on this machine; subjects of other runs stay."""
+    from muninn_bench.studies.latency.study import run_latency
+
+    found = run_latency(
+        Path("runs/latency-quick") if quick else out,
+        device,
+        quick,
+        profile,
+        command_line(),
+        subjects=subject or None,
+        methods=method or None,
+        compiled=compile,
+        growth=growth,
+        batches=batches,
+    )
+    for target in found:
+        console.print(str(target), highlight=False)
+
+
+def soak(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    calls: Annotated[int, typer.Option(help="Calls in all.")] = 2000,
+) -> None:
+    """Thousands of calls of changing shape: does memory grow, do outputs change?"""
+    from muninn_bench.studies.latency.soak import run_soak
+
+    for run in run_soak(out, device, calls, command_line()):
+        before, after = run.allocated_mb
+        console.print(
+            f"{run.program}, {run.engine}: {run.calls} calls, {run.changed} results changed, "
+            f"memory {before:.1f} -> {after:.1f} MB",
+            highlight=False,
+        )
+
+
+def checks(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    calls: Annotated[int, typer.Option(help="Timed calls of each kind.")] = 200,
+) -> None:
+    """What a certificate's checks cost: calls of six evaluations, with and without, in turns."""
+    from muninn_bench.studies.latency.checks import run_checks
+
+    for row in run_checks(out, device, calls, command_line()):
+        console.print(
+            f"{row['planner']}, {row['engine']}: {row['without_ms_p50']:.2f} ms without, "
+            f"{row['checked_ms_p50']:.2f} ms with ({row['cost_share']:+.2%}); the checks alone "
+            f"take {row['checks_alone_us_p50']:.0f} us",
+            highlight=False,
+        )
+
+
+def few_steps(
+    out: Annotated[Path, typer.Option(help="Table to write.")] = Path(
+        "results/maze2d/few_steps.csv"
+    ),
+    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 220,
+    teacher: Annotated[str, typer.Option(help="maze2d or maze2d-transformer.")] = "maze2d",
+    count: Annotated[
+        list[int] | None, typer.Option(help="Evaluations, may be repeated; 100 is every step.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="An alternative, may be repeated; all by default.")
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """How close tuned samplers with fewer steps come on a bundled planner.
+
+    A solver of higher order on every step shows the sampler's own step-size error.
+    """
+    import csv
+
+    from muninn_bench.studies.demo import MazeStudy
+    from muninn_bench.tasks.maze2d.planner import bundled_teacher
+
+    study = MazeStudy.of(bundled_teacher(teacher), seed)
+    rows = study.few_step_table(count or COUNTS, calls, TOLERANCE, method or None)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    console.print(out.read_text())

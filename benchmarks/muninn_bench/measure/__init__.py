@@ -1,0 +1,1 @@
+"""Timing in turns, paired runs, methods, statistics."""

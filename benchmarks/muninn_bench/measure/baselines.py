@@ -1,0 +1,69 @@
+"""What a user would do instead of caching: fewer sampler steps, or reuse at a fixed stride."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from muninn.errors import InputError
+from muninn.model.planner import Planner
+from muninn.model.sampler import Kind, Sampler, Step
+from muninn.programs.anchors import spread_steps
+from muninn.programs.forecast import Forecast
+from muninn.programs.plan import Program, Static
+from muninn_bench.measure.spacings import State, sampler_states
+
+
+def few_steps(planner: Planner, count: int) -> Planner:
+    """The same model sampled with ``count`` deterministic DDIM (or Euler) steps, evenly spread.
+
+    :func:`muninn_bench.measure.alternatives.tune_alternatives` finds a better spacing.
+    """
+    states = sampler_states(planner.sampler)
+    return visiting(planner, [states[i] for i in spread_steps(len(states), count)])
+
+
+def visiting(planner: Planner, states: Sequence[State]) -> Planner:
+    """The same model sampled with deterministic DDIM (or Euler) steps from state to state.
+
+    Each step goes exactly to the state at which the next one starts, the last to where the
+    planner's own sampler ends.
+
+    Raises:
+        InputError: the planner's sampler is stochastic: its noise would have to be added up.
+    """
+    sampler = planner.sampler
+    if sampler.stochastic:
+        raise InputError(
+            "fewer steps are taken of a deterministic sampler (DDIM with eta = 0, or Euler); for "
+            f"{sampler.name!r} build the planner with the same model and a deterministic sampler"
+        )
+    last = sampler.steps[-1]
+    ends = [(state.signal, state.noise) for state in states[1:]]
+    ends.append((last.next_signal, last.next_noise))
+    table = [
+        Step(*state, *end, from_state=0.0, from_sample=end[0], from_epsilon=end[1])
+        for state, end in zip(states, ends, strict=True)
+    ]
+    fewer = Sampler(
+        f"{sampler.name}-{len(table)}",
+        sampler.kind,
+        table,
+        flow=sampler.flow,
+        clip=sampler.clip,
+        keep_epsilon=sampler.keep_epsilon,
+        velocity_sign=sampler.velocity_sign,
+        details={"of": sampler.describe()},
+    )
+    return replace(planner, sampler=fewer)
+
+
+def fixed_skip(planner: Planner, count: int) -> Program:
+    """Evaluations at a fixed stride; in between the noise estimate is reused, as in the paper.
+
+    With deterministic DDIM this is :func:`few_steps` up to clipping: a step with its prediction
+    held, epsilon or x0, composes exactly with the next.
+    """
+    sampler = planner.sampler
+    held: Kind = "velocity" if sampler.flow else "epsilon"
+    return Program(Forecast(held, 0, look_back=False), Static(spread_steps(len(sampler), count)))

@@ -1,0 +1,50 @@
+"""How alternatives are matched to a certificate: same share, no fewer evaluations, same calls."""
+
+from __future__ import annotations
+
+import math
+
+from muninn.certify.calibrate import split_units
+from muninn.certify.certificate import Certificate
+from muninn.certify.metrics import Metric
+from muninn.certify.paired import PairedCalls, call_seed
+from muninn.certify.risk import require_units
+from muninn.certify.units import OpenLoop
+from muninn.context import Context, batch_size
+from muninn.errors import InputError
+from muninn.model.planner import Planner
+
+
+def allowed_share(certificate: Certificate) -> float:
+    """The share of calls beyond the tolerance at which a certificate is still given."""
+    certify = certificate.counts["certify"]
+    return (require_units(certify, certificate.risk, certificate.confidence, "") - 1) / certify
+
+
+def mean_evaluations(certificate: Certificate) -> int:
+    """Mean evaluations of the certified program on its own calls, rounded up; at least 2."""
+    for row in certificate.realised:
+        if row["member"] == certificate.member:
+            return max(2, math.ceil(float(row["evaluations_mean"]) - 1e-9))
+    return int(certificate.identity["sampler"]["steps"])  # member 0: full compute
+
+
+def tuning_calls(
+    planner: Planner, contexts: Context, metric: Metric, certificate: Certificate
+) -> PairedCalls:
+    """The calls of a calibration that tuned its family: same contexts, same noise.
+
+    Args:
+        planner: what was calibrated.
+        contexts: that ``calibrate`` was given, all of them.
+        metric: that it was given.
+        certificate: that came out, of ``unit="call"``.
+    """
+    count = batch_size(contexts)
+    if not count:
+        raise InputError("tuning needs at least one call")
+    split = split_units(
+        count, certificate.risk, certificate.confidence, tune=True, seed=certificate.seed
+    )
+    whole = PairedCalls(planner, contexts, count, metric, call_seed(certificate.seed, 0))
+    return OpenLoop(whole, 1.0, "call", None).for_tuning(split["tune"])

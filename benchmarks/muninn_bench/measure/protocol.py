@@ -1,0 +1,295 @@
+"""Compare methods side by side: same calls, same noise, one run, interleaved timing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from muninn.certify.cached import CachedPlanner
+from muninn.certify.metrics import measure
+from muninn.certify.paired import PairedCalls
+from muninn.context import Context
+from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import FloatArray
+from muninn.progress import Task
+from muninn.record import Record
+from muninn_bench.measure.statistics import bootstrap_mean, excess_p_value, wilson, worse_p_value
+
+if TYPE_CHECKING:
+    from muninn_bench.measure.alternatives import Alternative
+
+Run = Callable[[Context, Noise], tuple[Tensor, Record]]
+Success = Callable[[int, FloatArray], bool]
+
+
+@dataclass
+class Outcomes:
+    """What one method did on the test calls.
+
+    Attributes:
+        name: of the method.
+        evaluations, deviation: per call.
+        trajectories: (calls, horizon, dim), in the coordinates of the model.
+        success: per call, or None if the task was not run.
+        seconds: of single timed calls.
+        single_deviation: of those calls, from full compute at batch 1 as well.
+        bound, estimate, evaluated: of the cached planner's records, else None.
+        tuned: order, spacing and score of a tuned alternative, else None.
+    """
+
+    name: str
+    evaluations: npt.NDArray[np.int64]
+    deviation: FloatArray
+    trajectories: npt.NDArray[np.float32]
+    success: npt.NDArray[np.bool_] | None = None
+    seconds: FloatArray = field(default_factory=lambda: np.zeros(0))
+    single_deviation: FloatArray = field(default_factory=lambda: np.zeros(0))
+    bound: FloatArray | None = None
+    estimate: FloatArray | None = None
+    evaluated: npt.NDArray[np.bool_] | None = None
+    tuned: dict[str, Any] | None = None
+
+
+def compare(
+    fast: CachedPlanner,
+    paired: PairedCalls,
+    *,
+    timed: int,
+    task: Task,
+    alternatives: Callable[[int], Mapping[str, Alternative]],
+    success: Success | None = None,
+    batch: int = 32,
+) -> list[Outcomes]:
+    """Full, Muninn and its alternatives on the same calls, the latter at no fewer evaluations.
+
+    Args:
+        fast: the certified planner.
+        paired: test calls, none of them used in calibration.
+        timed: batch-1 calls to time per method, interleaved.
+        task: progress bars.
+        alternatives: the tuned alternatives, given the number of evaluations they may spend.
+        success: ``success(call, trajectory)`` runs the task with a method's plan.
+        batch: calls run together where nothing is timed.
+    """
+    planner = fast.planner
+    runs: dict[str, Run] = {
+        "full": plain(planner),
+        "muninn": lambda context, noise: fast(context, noise=noise),
+    }
+    outcomes = [_full_outcomes(paired, batch, task)]
+    outcomes.append(_outcomes("muninn", runs["muninn"], paired, batch, task))
+    for name, alternative in alternatives(matched_evaluations(outcomes[1])).items():
+        runs[name] = alternative.run(planner)
+        outcomes.append(_outcomes(name, runs[name], paired, batch, task))
+        outcomes[-1].tuned = alternative.tuned()
+    if success is not None:
+        for outcome in outcomes:
+            advance = task(f"drive {outcome.name}", paired.count)
+            done = []
+            for call, trajectory in enumerate(outcome.trajectories):
+                done.append(success(call, trajectory.astype(np.float64)))
+                advance(1)
+            outcome.success = np.array(done)
+    times, singles = _single_calls(runs, paired, timed, task)
+    for outcome in outcomes:
+        outcome.seconds = times[outcome.name]
+        outcome.single_deviation = measure(paired.metric, singles["full"], singles[outcome.name])
+    # Full at batch 1 against Full in a batch: what rounding alone does.
+    batched = paired.full([call % paired.count for call in range(timed)])
+    outcomes[0].single_deviation = measure(paired.metric, batched, singles["full"])
+    return outcomes
+
+
+def matched_evaluations(muninn: Outcomes) -> int:
+    """Evaluations of the alternatives: Muninn's mean, rounded up, so that they get no fewer."""
+    return max(2, math.ceil(float(muninn.evaluations.mean()) - 1e-9))
+
+
+def plain(planner: Planner) -> Run:
+    """The user's own sampler, without Muninn around it: what a speed-up is measured against."""
+    return fixed_cost(planner.sample, len(planner.sampler))
+
+
+def fixed_cost(sample: Callable[..., Tensor], steps: int) -> Run:
+    """A method that evaluates the network ``steps`` times in every call."""
+
+    def run(context: Context, noise: Noise) -> tuple[Tensor, Record]:
+        began = time.perf_counter()
+        trajectory = sample(context, noise=noise)
+        rows = len(trajectory)
+        record = Record(
+            np.full(rows, steps),
+            np.ones((rows, steps), np.bool_),
+            np.zeros(rows),
+            (None,) * rows,
+            time.perf_counter() - began,
+        )
+        return trajectory, record
+
+    return run
+
+
+def _full_outcomes(paired: PairedCalls, batch: int, task: Task) -> Outcomes:
+    advance = task("plan full", paired.count)
+    trajectories = []
+    for at in range(0, paired.count, batch):
+        calls = list(range(at, min(at + batch, paired.count)))
+        trajectories.append(paired.full(calls).float().cpu().numpy())
+        advance(len(calls))
+    steps = len(paired.planner.sampler)
+    return Outcomes(
+        "full", np.full(paired.count, steps), np.zeros(paired.count), np.concatenate(trajectories)
+    )
+
+
+def _outcomes(name: str, run: Run, paired: PairedCalls, batch: int, task: Task) -> Outcomes:
+    advance = task(f"plan {name}", paired.count)
+    records, trajectories, deviations = [], [], []
+    for at in range(0, paired.count, batch):
+        calls = list(range(at, min(at + batch, paired.count)))
+        trajectory, record = run(paired.contexts(calls), paired.noise(calls))
+        deviations.append(measure(paired.metric, paired.full(calls), trajectory))
+        trajectories.append(trajectory.float().cpu().numpy())
+        records.append(record)
+        advance(len(calls))
+    bounds = [record.bound for record in records if record.bound is not None]
+    return Outcomes(
+        name,
+        np.concatenate([record.evaluations for record in records]),
+        np.concatenate(deviations),
+        np.concatenate(trajectories),
+        bound=np.concatenate(bounds) if bounds else None,
+        estimate=np.concatenate([record.estimate for record in records]),
+        evaluated=np.concatenate([record.evaluated for record in records]),
+    )
+
+
+def _single_calls(
+    runs: dict[str, Run], paired: PairedCalls, timed: int, task: Task
+) -> tuple[dict[str, FloatArray], dict[str, Tensor]]:
+    """Seconds and trajectories of batch-1 calls.
+
+    The methods take turns, so that drift of the machine hits all alike.
+    """
+    if timed < 1:
+        raise InputError(f"time at least one call per method, got {timed}")
+    advance = task("time single calls", timed)
+    names = list(runs)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    plans: dict[str, list[Tensor]] = {name: [] for name in names}
+    warm_up = 3
+    for call in range(-warm_up, timed):
+        chosen = [call % paired.count]
+        context, noise = paired.contexts(chosen), paired.noise(chosen)
+        for name in names[call % len(names) :] + names[: call % len(names)]:
+            _synchronise(paired.planner.device)
+            began = time.perf_counter()
+            trajectory, _ = runs[name](context, noise)
+            _synchronise(paired.planner.device)
+            if call >= 0:
+                times[name].append(time.perf_counter() - began)
+                plans[name].append(trajectory)
+        if call >= 0:
+            advance(1)
+    return (
+        {name: np.array(values) for name, values in times.items()},
+        {name: torch.cat(parts) for name, parts in plans.items()},
+    )
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def summarise(
+    fast: CachedPlanner,
+    outcomes: list[Outcomes],
+    tolerance: float,
+    *,
+    planner_name: str,
+    command: str,
+) -> dict[str, Any]:
+    """The comparison as one result in the project's schema (docs/architecture.md)."""
+    certificate = fast.certificate
+    if certificate is None:
+        raise InputError("a comparison needs a certified planner, not full compute")
+    by_name = {outcome.name: outcome for outcome in outcomes}
+    full, muninn = by_name["full"], by_name["muninn"]
+    sampler = fast.planner.sampler
+    result: dict[str, Any] = {
+        "planner": planner_name,
+        "sampler": sampler.name,
+        "steps": len(sampler),
+        "device": fast.planner.device.type,
+        "dtype": str(fast.planner.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "tolerance": tolerance,
+        "metric": certificate.metric,
+        "risk": certificate.risk,
+        "confidence": certificate.confidence,
+        "unit": certificate.unit,
+        "loop": certificate.loop,
+        "calibration": {
+            "tune": certificate.counts["tune"],
+            "certify": certificate.counts["certify"],
+            "bound": certificate.counts["bound"],
+        },
+        "family": certificate.family.name,
+        "member": certificate.member,
+        "test_calls": len(full.deviation),
+        "timed_calls": len(full.seconds),
+        "methods": [_method(outcome, tolerance) for outcome in outcomes],
+        "speedup": float(np.median(full.seconds) / np.median(muninn.seconds)),
+        "violation_p_value": excess_p_value(
+            int((muninn.deviation > tolerance).sum()),
+            len(muninn.deviation),
+            certificate.risk,
+            None if certificate.confidence is not None else certificate.counts["certify"],
+        ),
+        "single_calls": {
+            "violations": int((muninn.single_deviation > tolerance).sum()),
+            "deviation_max": float(muninn.single_deviation.max()),
+            "full_against_itself_max": float(full.single_deviation.max()),
+        },
+        "success_p_value": None
+        if full.success is None or muninn.success is None
+        else worse_p_value(full.success, muninn.success),
+        "bound_coverage": None
+        if muninn.bound is None
+        else float((muninn.deviation <= muninn.bound).mean()),
+        "command": command,
+        "versions": certificate.versions,
+    }
+    return result
+
+
+def _method(outcome: Outcomes, tolerance: float) -> dict[str, Any]:
+    calls = len(outcome.deviation)
+    violations = int((outcome.deviation > tolerance).sum())
+    won = None if outcome.success is None else int(outcome.success.sum())
+    milliseconds = 1e3 * outcome.seconds
+    return {
+        "name": outcome.name,
+        "evaluations_mean": float(outcome.evaluations.mean()),
+        "evaluations_p95": float(np.quantile(outcome.evaluations, 0.95)),
+        "latency_ms_p50": float(np.median(milliseconds)),
+        "latency_ms_p99": float(np.quantile(milliseconds, 0.99)),
+        "deviation_mean": float(outcome.deviation.mean()),
+        "deviation_mean_ci95": list(bootstrap_mean(outcome.deviation)),
+        "deviation_p95": float(np.quantile(outcome.deviation, 0.95)),
+        "violation_rate": violations / calls,
+        "violation_ci95": list(wilson(violations, calls)),
+        "task_success": None if won is None else won / calls,
+        "task_success_ci95": None if won is None else list(wilson(won, calls)),
+        "tuned": outcome.tuned,
+    }

@@ -1,0 +1,155 @@
+"""A trained planner with everything needed to use it, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from muninn.errors import InputError
+from muninn.files import write_whole
+from muninn.model.sampler import Kind
+from muninn.model.schedule import Schedule
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+
+Network = TemporalUnet | TrajectoryTransformer
+NetworkConfig = UnetConfig | TransformerConfig
+
+_FORMAT = "muninn-teacher-1"
+_STORED_KINDS: dict[str, Kind] = {"x0": "sample", "epsilon": "epsilon"}
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A trained network, its coordinates and its noise schedule.
+
+    The network works in normalised coordinates, which are affine per channel. For the U-Net the
+    limits are those of the data and ``clip`` is 1; for the Transformer they are ``mean - std`` and
+    ``mean + std``, so that values are standardised, and ``clip`` is the largest of the data.
+
+    Attributes:
+        network: Maps ``(x, t)`` to its prediction, all ``(batch, horizon, channels)``.
+        low: World value that becomes -1, per channel, shape ``(channels,)``.
+        high: World value that becomes +1, per channel, shape ``(channels,)``.
+        horizon: Frames in a plan.
+        schedule: Noise schedule the network was trained on.
+        frame_seconds: Seconds between two frames of a plan.
+        predicts: What the network predicts: ``sample``, the clean plan, or ``epsilon``, the noise.
+        clip: Bound on clean plans in normalised coordinates; samplers clip to it.
+    """
+
+    network: Network
+    low: Tensor
+    high: Tensor
+    horizon: int
+    schedule: Schedule
+    frame_seconds: float
+    predicts: Kind = "sample"
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.predicts not in _STORED_KINDS.values():
+            raise InputError(
+                f"a teacher predicts 'sample' or 'epsilon', got {self.predicts!r}; convert the "
+                "network's prediction to either"
+            )
+        if not self.clip > 0.0:
+            raise InputError(f"clip must be a positive bound on clean plans, got {self.clip}")
+
+    def normalise(self, world: Tensor) -> Tensor:
+        """Map ``[low, high]`` to ``[-1, 1]``; the last axis: all channels, or the first few."""
+        low, high = self._limits(world)
+        return 2.0 * (world - low) / (high - low) - 1.0
+
+    def unnormalise(self, plan: Tensor) -> Tensor:
+        """Map ``[-1, 1]`` to ``[low, high]``; the last axis: all channels, or the first few."""
+        low, high = self._limits(plan)
+        return (plan + 1.0) / 2.0 * (high - low) + low
+
+    def _limits(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        count = values.shape[-1]
+        if count > len(self.low):
+            raise InputError(f"a plan has {len(self.low)} channels, got {count}")
+        return self.low[:count].to(values.device), self.high[:count].to(values.device)
+
+
+def build_network(config: NetworkConfig, schedule: Schedule, horizon: int) -> Network:
+    """Return a new network of the architecture that the settings belong to."""
+    if isinstance(config, TransformerConfig):
+        return TrajectoryTransformer(config, schedule, horizon)
+    return TemporalUnet(config, schedule, horizon)
+
+
+def save_teacher(path: Path | str, teacher: Teacher) -> None:
+    """Write weights in half precision, with architecture, limits and schedule as JSON metadata."""
+    stored = {kind: name for name, kind in _STORED_KINDS.items()}
+    description = {
+        "format": _FORMAT,
+        "network": "unet" if isinstance(teacher.network, TemporalUnet) else "transformer",
+        "architecture": asdict(teacher.network.config),
+        "horizon": teacher.horizon,
+        "low": teacher.low.tolist(),
+        "high": teacher.high.tolist(),
+        "schedule": {"name": teacher.schedule.name, "steps": teacher.schedule.steps},
+        "predicts": stored[teacher.predicts],
+        "clip": teacher.clip,
+        "frame_seconds": teacher.frame_seconds,
+    }
+    weights = {
+        name: value.detach().to("cpu", torch.float16).contiguous()
+        for name, value in teacher.network.state_dict().items()
+    }
+    write_whole(path, save(weights, metadata={"muninn": json.dumps(description)}))
+
+
+def load_teacher(path: Path | str) -> Teacher:
+    """Read a teacher; the network comes in float32, in evaluation mode, without gradients.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        InputError: If the file is not a teacher, or its network, prediction or schedule is unknown.
+    """
+    if not Path(path).exists():
+        raise FileNotFoundError(f"no teacher at {path}")
+    with safe_open(path, framework="pt") as stored:
+        metadata = stored.metadata() or {}
+        weights = {name: stored.get_tensor(name).float() for name in stored.keys()}  # noqa: SIM118
+    description = json.loads(metadata.get("muninn", "{}"))
+    if description.get("format") != _FORMAT:
+        raise InputError(f"{path} is not a {_FORMAT} file: format {description.get('format')!r}")
+    if description["schedule"]["name"] != "cosine":
+        raise InputError(f"unknown schedule {description['schedule']['name']!r}; known: 'cosine'")
+    if description["predicts"] not in _STORED_KINDS:
+        raise InputError(
+            f"unknown prediction {description['predicts']!r}; known: {', '.join(_STORED_KINDS)}"
+        )
+    schedule = Schedule.cosine(description["schedule"]["steps"])
+    network = build_network(_config(description), schedule, description["horizon"])
+    network.load_state_dict(weights)
+    return Teacher(
+        network=network.eval().requires_grad_(False),
+        low=torch.tensor(description["low"]),
+        high=torch.tensor(description["high"]),
+        horizon=description["horizon"],
+        schedule=schedule,
+        frame_seconds=description["frame_seconds"],
+        predicts=_STORED_KINDS[description["predicts"]],
+        clip=description["clip"],
+    )
+
+
+def _config(description: dict[str, Any]) -> NetworkConfig:
+    """Return the stored architecture; files without a network's name hold a U-Net."""
+    name, settings = description.get("network", "unet"), description["architecture"]
+    if name == "unet":
+        return UnetConfig(**{**settings, "widths": tuple(settings["widths"])})
+    if name == "transformer":
+        return TransformerConfig(**settings)
+    raise InputError(f"unknown network {name!r}; known: 'unet', 'transformer'")

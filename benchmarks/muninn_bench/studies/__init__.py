@@ -1,0 +1,1 @@
+"""Functions of a task that write rows."""

@@ -1,0 +1,1 @@
+"""Does the certificate keep its promise? By simulation, with a closed-form denoiser."""

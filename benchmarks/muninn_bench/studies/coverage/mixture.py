@@ -1,0 +1,105 @@
+"""An analytic planner: trajectories from a Gaussian mixture, denoised by the exact posterior mean.
+
+Nothing is learned and a call costs microseconds, so a promise about calls can be checked on
+millions of them. The mixture has a few routes to choose from, as a planner has; caching a call
+that stands between two routes can send it along the other one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from muninn.model.planner import Planner
+from muninn.model.sampler import Sampler
+from muninn.model.schedule import Schedule
+from muninn.model.solvers import ddim, ddpm
+
+HORIZON, DIM = 8, 2
+STEPS = 20
+ROUTES = 4
+
+
+class MixtureDenoiser(nn.Module):
+    """Predicts ``E[x0 | x_t]`` for ``x0 = bend(context) + route``, the route from a mixture.
+
+    Works on states (batch, ..., horizon, dim) with contexts (batch, ..., dim), so that many calls
+    may also be laid out as one row.
+
+    Args:
+        schedule: tells signal and noise of each timestep.
+        means: of the routes, (components, horizon, dim).
+        deviations: per component, (components,).
+        weights: of the components, (components,).
+    """
+
+    alpha_bar: Tensor
+    means: Tensor
+    variances: Tensor
+    log_weights: Tensor
+    basis: Tensor
+
+    def __init__(
+        self, schedule: Schedule, means: Tensor, deviations: Tensor, weights: Tensor
+    ) -> None:
+        super().__init__()
+        self.register_buffer("alpha_bar", torch.tensor(schedule.alpha_bar))
+        self.register_buffer("means", means.flatten(1))
+        self.register_buffer("variances", deviations**2)
+        self.register_buffer("log_weights", weights.log())
+        ramp = torch.linspace(0.0, 1.0, means.shape[1])
+        self.register_buffer("basis", torch.kron(ramp, torch.eye(means.shape[2])))
+
+    def forward(self, x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        """The exact posterior mean, of the shape of ``x``."""
+        power = self.alpha_bar[timestep].view(-1, *[1] * (x.ndim - 2)).to(x.dtype)
+        signal = power.sqrt()
+        bend = context.to(x.dtype) @ self.basis.to(x.dtype)
+        centred = x.flatten(-2) - signal * bend
+        means, variances = self.means.to(x.dtype), self.variances.to(x.dtype)
+        spread = power * variances + (1.0 - power)
+        gain = signal * variances / spread
+        distance = (
+            (centred**2).sum(dim=-1, keepdim=True)
+            - 2.0 * signal * (centred @ means.T)
+            + power * (means**2).sum(dim=1)
+        )
+        logits = self.log_weights.to(x.dtype) - 0.5 * (
+            distance / spread + centred.shape[-1] * spread.log()
+        )
+        # Components first: a softmax over a last dimension of four is many times slower.
+        share = logits.movedim(-1, 0).contiguous().softmax(dim=0).movedim(0, -1)
+        route = centred * (share * gain).sum(dim=-1, keepdim=True)
+        route = route + (share * (1.0 - signal * gain)) @ means
+        return (route + bend).view(x.shape)
+
+
+def mixture_denoiser(schedule: Schedule, *, seed: int = 0) -> MixtureDenoiser:
+    """Four routes that start together and fan out."""
+    generator = torch.Generator().manual_seed(seed)
+    ends = torch.tensor([[1.0, 0.3], [0.6, 0.9], [-0.4, 0.8], [-0.9, -0.2]])
+    ramp = torch.linspace(0.0, 1.0, HORIZON)[None, :, None]
+    wiggle = 0.15 * torch.randn(ROUTES, HORIZON, DIM, generator=generator)
+    deviations = torch.tensor([0.10, 0.16, 0.12, 0.22])
+    weights = torch.tensor([0.35, 0.25, 0.25, 0.15])
+    means = ends[:, None] * ramp + wiggle
+    return MixtureDenoiser(schedule, means, deviations, weights).eval()
+
+
+def mixture_planner(
+    sampler_name: str, calls_per_row: int | None = None, *, steps: int = STEPS
+) -> Planner:
+    """A planner of 8 x 2 trajectories with a DDIM or DDPM sampler.
+
+    Args:
+        sampler_name: ``ddim`` or ``ddpm``.
+        calls_per_row: lay that many calls out as one row of shape (calls, horizon, dim). Every
+            operation of the planner acts on each call alone, so under a static plan this
+            computes the same calls without the runtime's bookkeeping per row.
+        steps: of the sampler.
+    """
+    schedule = Schedule.cosine(steps)
+    build = {"ddim": ddim, "ddpm": ddpm}[sampler_name]
+    sampler: Sampler = build(schedule, kind="sample")
+    shape = (HORIZON, DIM) if calls_per_row is None else (calls_per_row, HORIZON, DIM)
+    return Planner(mixture_denoiser(schedule), sampler, shape)

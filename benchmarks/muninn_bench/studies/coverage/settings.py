@@ -1,0 +1,161 @@
+"""What the coverage benchmark calibrates: samplers, units, frozen families, and their draws.
+
+A setting draws units (calls or closed-loop episodes) in bulk and measures each under every member
+of its family, paired with full compute. Calls are laid out as one row of the planner, so the real
+runtime computes them without bookkeeping per call; the plans are static, so nothing in a call
+depends on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.certify.metrics import rms_step
+from muninn.certify.units import PlanFunction, UnitName
+from muninn.engines.runtime import Runtime
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import FloatArray
+from muninn.programs.forecast import Forecast
+from muninn.programs.plan import Everywhere, Family, Static
+from muninn_bench.studies.coverage.mixture import DIM, HORIZON, mixture_planner
+
+SIZES = (40, 100, 400)
+RISKS = (0.02, 0.05, 0.1, 0.2)
+CONFIDENCE = 0.95
+EPISODE_CALLS = 3
+_EXECUTED = 4  # steps of a plan that are executed before planning again
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One world of the benchmark.
+
+    Attributes:
+        name: in file names and tables.
+        sampler: ``ddim`` or ``ddpm``.
+        unit: ``call`` (open loop) or ``episode`` (closed loop, worst of three calls).
+        order: of the forecast, in x0, with look-back.
+        anchors: of the members after full compute, conservative first.
+        tolerance: rms per time step.
+    """
+
+    name: str
+    sampler: Literal["ddim", "ddpm"]
+    unit: UnitName
+    order: int
+    anchors: tuple[tuple[int, ...], ...]
+    tolerance: float
+
+    @property
+    def family(self) -> Family:
+        """The frozen family, full compute first."""
+        plans = tuple(Static(anchors) for anchors in self.anchors)
+        return Family(Forecast("sample", self.order), (Everywhere(), *plans), "static")
+
+    def planner(self, calls_per_row: int | None = None) -> Planner:
+        """The planner, for single calls or for many calls in a row."""
+        return mixture_planner(self.sampler, calls_per_row)
+
+
+_DDIM_ANCHORS = (
+    (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 19),
+    (0, 1, 2, 5, 8, 11, 14, 17, 19),
+    (0, 5, 8, 11, 13, 15, 17, 19),
+    (0, 1, 5, 9, 13, 17, 19),
+    (0, 4, 8, 12, 16, 19),
+    (0, 8, 12, 16, 19),
+    (0, 8, 16, 19),
+    (0, 9, 15, 19),
+)
+_DDPM_ANCHORS = (
+    (*range(18), 19),
+    (*range(17), 19),
+    (*range(16), 18, 19),
+    (*range(13), 14, 16, 18, 19),
+    (*range(7), 8, 10, 12, 14, 16, 18, 19),
+    (0, 2, 5, 7, 10, 12, 14, 17, 19),
+    (0, 3, 6, 10, 13, 16, 19),
+    (0, 7, 13, 19),
+)
+# Tolerances were set on other draws, so that the risks of each family cross every alpha.
+SETTINGS = (
+    Setting("ddim-call", "ddim", "call", 1, _DDIM_ANCHORS, 0.049),
+    Setting("ddpm-call", "ddpm", "call", 0, _DDPM_ANCHORS, 0.38),
+    Setting("ddim-episode", "ddim", "episode", 1, _DDIM_ANCHORS, 0.064),
+)
+
+
+def start_contexts(count: int, generator: torch.Generator) -> Tensor:
+    """Where calls or episodes begin, (count, 2)."""
+    return 0.5 * torch.randn(count, DIM, generator=generator)
+
+
+def next_contexts(context: Tensor, trajectory: Tensor) -> Tensor:
+    """Where an episode stands after executing the first steps of its plan, (..., 2)."""
+    return 0.6 * context + 0.6 * trajectory[..., _EXECUTED, :]
+
+
+def drive_episode(plan: PlanFunction, seed: int) -> None:
+    """One closed-loop episode of three calls: the next context depends on the plan returned."""
+    context = start_contexts(1, torch.Generator().manual_seed(seed))
+    for _ in range(EPISODE_CALLS):
+        context = next_contexts(context, plan(context))
+
+
+class Laboratory:
+    """Measures blocks of units of a setting under all members of its family.
+
+    Args:
+        setting: what is measured.
+        units: units per block; memory is the only limit.
+    """
+
+    def __init__(self, setting: Setting, units: int) -> None:
+        self.setting = setting
+        self.units = units
+        self.planner = setting.planner(units)
+        family = setting.family
+        self._members = [Runtime(self.planner, family.member(k)) for k in range(1, len(family))]
+
+    def draw(self, generator: torch.Generator) -> FloatArray:
+        """Excess (units, members) of fresh units."""
+        starts = start_contexts(self.units, generator)
+        calls = EPISODE_CALLS if self.setting.unit == "episode" else 1
+        noises = [self.planner.draw_noise(1, generator=generator) for _ in range(calls)]
+        return self.excess(starts, noises)
+
+    def excess(self, starts: Tensor, noises: Sequence[Noise]) -> FloatArray:
+        """Worst deviation over tolerance (units, members), member 0 being full compute.
+
+        Args:
+            starts: contexts of the first calls, (units, 2).
+            noises: of the calls of each unit, in the layout of the block planner.
+        """
+        excess = np.zeros((self.units, len(self._members) + 1))
+        first = starts[None]
+        full = self.planner.sample(first, noise=noises[0])
+        for member, runtime in enumerate(self._members, start=1):
+            context, truth = first, full
+            worst = np.zeros(self.units)
+            for call, noise in enumerate(noises):
+                if call:
+                    truth = self.planner.sample(context, noise=noise)
+                trajectory, _ = runtime(context, noise=noise)
+                np.maximum(worst, rms_step(truth[0], trajectory[0]).numpy(), out=worst)
+                context = next_contexts(context, trajectory)
+            excess[:, member] = worst / self.setting.tolerance
+        return excess
+
+
+def block_noise(rows: Noise) -> Noise:
+    """The noise of single calls (calls, 8, 2) in the layout of the block planner."""
+    shape = (1, -1, HORIZON, DIM)
+    return Noise(
+        rows.initial.view(shape), {step: draw.view(shape) for step, draw in rows.steps.items()}
+    )

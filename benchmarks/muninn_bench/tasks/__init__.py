@@ -1,0 +1,1 @@
+"""Benchmark tasks, one folder each."""

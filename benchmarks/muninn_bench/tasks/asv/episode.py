@@ -1,0 +1,212 @@
+"""One run of the vessel on a simulated clock: truth, sensors, filter, control, outcome."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.errors import InputError
+from muninn_bench.networks.teacher import Teacher
+from muninn_bench.platform import Outcome, Snapshot
+from muninn_bench.tasks.asv.filter import GYRO_SAMPLES, TICK, Filter, Sensors
+from muninn_bench.tasks.asv.lake import GOAL_RADIUS, HULL_RADIUS, SHORE_BUFFER, Lake, Problem
+from muninn_bench.tasks.asv.mpc import Mpc, thrust_loop
+from muninn_bench.tasks.asv.reference import (
+    LONGEST_STOP,
+    SCREENED,
+    PlanReference,
+    PlanStop,
+    Reference,
+    StopReference,
+    followed,
+)
+from muninn_bench.tasks.asv.vessel import Hull, Vessel, Weather
+
+TIMEOUT = 180.0
+GOAL_SECONDS = 3.0
+BUFFER_SECONDS = 1.0
+SUBSTEP = TICK / GYRO_SAMPLES
+
+LOST = 3.0
+"""Metres between the vessel and where it should be from which on plans start at the vessel."""
+
+
+class AsvEpisode:
+    """An episode of one problem; begins at rest over ground, holding its position.
+
+    Args:
+        lake: the map.
+        problem: start and goal.
+        weather: current and wind.
+        generator: of the sensors' noise.
+        teacher: whose coordinates plans and contexts are in.
+
+    Attributes:
+        time: simulated seconds since the episode began.
+        outcome: how it ended; None while it runs.
+        goal: metres, (2,).
+        smallest_clearance: metres of free water around the hull, the smallest so far.
+        vessel: the truth.
+        filter: what the vessel believes.
+    """
+
+    def __init__(
+        self,
+        lake: Lake,
+        problem: Problem,
+        weather: Weather,
+        generator: np.random.Generator,
+        teacher: Teacher,
+    ) -> None:
+        hull = Hull()
+        self.time = 0.0
+        self.outcome: Outcome | None = None
+        self.goal = problem.goal
+        self.vessel = Vessel(hull, problem.start[0], problem.start[1], problem.heading)
+        self.vessel.set_ground_velocity(0.0, 0.0, weather.current(0.0))
+        believed = np.zeros(8)
+        believed[:3] = self.vessel.x, self.vessel.y, self.vessel.heading
+        believed[:3] += generator.normal(0.0, (0.05, 0.05, 0.02))
+        self.filter = Filter(hull, believed)
+        self._lake, self._weather, self._teacher = lake, weather, teacher
+        self._sensors = Sensors(lake.buoys.centres, generator)
+        self._mpc = Mpc(hull)
+        self._substeps = 0
+        self._sums = [0.0, 0.0, 0.0]
+        self._command = (0.0, 0.0)
+        self._holding, self._until = True, 0.0
+        self._inside_goal = self._inside_buffer = 0
+        self.smallest_clearance = math.inf
+        self._reference: Reference = StopReference(
+            self.filter.position().copy(), self.filter.ground_velocity(), 0.0
+        )
+        self._judge()
+        self._control()
+
+    def context(self) -> Tensor:
+        """Where the vessel should be and the goal at rest, normalised: (1, 2, 4).
+
+        Plans go on from the reference, and control is there to bring the vessel to it: plans from
+        where wind and current have pushed it would give in to every push. A vessel too far from
+        its reference plans from the filter's mean. The velocity is the plan's own, not the damped
+        one: a plan from a slower state would be slower itself, and be damped again.
+        """
+        place, velocity = (value[0] for value in self._reference.at(np.array([self.time])))
+        velocity = velocity / self._reference.factor
+        if self._is_lost():
+            place, velocity = self.filter.position(), np.array(self.filter.ground_velocity())
+        start = [*place, *velocity]
+        ends = torch.tensor([[start, [*self.goal, 0.0, 0.0]]], dtype=torch.float32)
+        return self._teacher.normalise(ends)
+
+    def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
+        """Track a plan, (horizon, 4), whose first frame was at simulated time ``taken``.
+
+        From now on it is followed at ``factor`` of its speed, as far as plans are screened; then
+        the vessel holds.
+
+        Raises:
+            InputError: the plan is not finite or has another shape, or comes from the future.
+        """
+        if plan.ndim != 2 or plan.shape[1] != 4 or not bool(torch.isfinite(plan).all()):
+            raise InputError(
+                f"a plan is finite and of shape (horizon, 4), got {tuple(plan.shape)}; hold instead"
+            )
+        if taken > self.time:
+            raise InputError(
+                f"the plan is of {taken} s, but it is {self.time} s; give its past time"
+            )
+        frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
+        self._reference = PlanReference(followed(frames), taken, self.time, factor)
+        self._holding = False
+        # A stop runs through half as many seconds of the plan as it takes.
+        self._until = taken + SCREENED - 0.5 * LONGEST_STOP
+
+    def hold(self) -> None:
+        """Stop and hold the position; holding on where it already holds.
+
+        Brakes along the plan followed so far, which was screened, or straight ahead where there is
+        none or the vessel is far from it.
+        """
+        if not self._holding:
+            plan, belief = self._reference, self.filter
+            if isinstance(plan, PlanReference) and not self._is_lost():
+                self._reference = PlanStop(plan, self.time)
+            else:
+                self._reference = StopReference(
+                    belief.position().copy(), belief.ground_velocity(), self.time
+                )
+        self._holding = True
+
+    def _is_lost(self) -> bool:
+        place, _ = self._reference.at(np.array([self.time]))
+        return math.dist(place[0], self.filter.position()) > LOST
+
+    def advance(self, seconds: float) -> None:
+        """Simulate; the state is that of the last whole substep of 5 ms."""
+        until = self.time + seconds
+        while self.outcome is None and (self._substeps + 1) * SUBSTEP <= until + 1e-9:
+            self._substep()
+        if self.outcome is None:
+            self.time = until
+
+    def snapshot(self) -> Snapshot:
+        """The present moment, of the true vessel."""
+        position = np.array([self.vessel.x, self.vessel.y])
+        return Snapshot(
+            self.time,
+            position,
+            float(self._lake.clearance(position)),
+            math.dist(position, self.goal),
+        )
+
+    def _substep(self) -> None:
+        now = self._substeps * SUBSTEP
+        vessel, sums = self.vessel, self._sums
+        if self._substeps % GYRO_SAMPLES == 0:
+            self._current, self._wind = self._weather.current(now), self._weather.wind(now)
+        vessel.step(*self._command, self._current, self._wind, SUBSTEP)
+        sums[0] += vessel.left
+        sums[1] += vessel.right
+        sums[2] += vessel.r
+        self._substeps += 1
+        self.time = self._substeps * SUBSTEP
+        if self._substeps % GYRO_SAMPLES == 0:
+            left, right, rate = (value / GYRO_SAMPLES for value in sums)
+            sums[:] = 0.0, 0.0, 0.0
+            belief, tick = self.filter, self._substeps // GYRO_SAMPLES
+            belief.predict(left, right)
+            belief.update(*self._sensors.read(tick, vessel, rate, belief.mean, belief.mean_rate))
+            self._judge()
+            if self.outcome is None:
+                self._control()
+
+    def _control(self) -> None:
+        if not self._holding and self.time > self._until:
+            self.hold()
+        state = self.filter.mean
+        setpoint = self._mpc.solve(self.time, state, self._reference)
+        self._command = thrust_loop(self.vessel.hull, setpoint, state)
+
+    def _judge(self) -> None:
+        """Success and shore by the filter's mean, contact by the true hull, as the paper has it."""
+        places = np.array([[self.vessel.x, self.vessel.y], self.filter.mean[:2]])
+        shore, obstacles = self._lake.to_shore(places), self._lake.to_obstacles(places[0])
+        clearance = min(float(obstacles) - HULL_RADIUS, float(shore[0]) - SHORE_BUFFER)
+        self.smallest_clearance = min(self.smallest_clearance, clearance)
+        self._inside_buffer = self._inside_buffer + 1 if shore[1] < SHORE_BUFFER else 0
+        near = math.dist(places[1], self.goal) <= GOAL_RADIUS
+        self._inside_goal = self._inside_goal + 1 if near else 0
+        if (
+            obstacles < HULL_RADIUS
+            or shore[1] < 0.0
+            or (self._inside_buffer - 1) * TICK > BUFFER_SECONDS + 1e-9
+        ):
+            self.outcome = "collision"
+        elif (self._inside_goal - 1) * TICK >= GOAL_SECONDS - 1e-9:
+            self.outcome = "success"
+        elif self.time >= TIMEOUT - 1e-9:
+            self.outcome = "timeout"

@@ -1,0 +1,149 @@
+"""The lake: shoreline, islands and buoys on one fixed map, and the problems drawn on it.
+
+The map is ours, made to be crossed rarely in a straight line: a shoreline polygon within the
+world's radius of 100 m, six islands and ten buoys. It is known to the planner's screen and, through
+the buoys, to the filter; the planner itself learned it from data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from muninn_bench.tasks.asv.shapes import Discs, FloatArray, Polygons
+
+WORLD_RADIUS = 100.0
+"""Metres from the middle of the lake to its farthest shore."""
+
+SHORE_BUFFER = 4.0
+"""Metres from the shoreline in which the vessel may stay for a second at most."""
+
+HULL_RADIUS = 0.9
+"""Metres: the disc around a hull of 1.8 m; it touches an obstacle when they are closer."""
+
+GOAL_RADIUS = 6.0
+SMALLEST_DISTANCE = 50.0
+"""Metres between start and goal at least."""
+
+START_RADIUS = 6.0
+START_REGIONS = np.array([(-72.0, -34.0), (-16.0, 71.0), (74.0, 25.0), (10.0, -75.0)])
+"""Centres of the discs in which episodes begin: four landings, metres."""
+
+_ISLANDS = (
+    # centre x, y, half lengths, turn: (m, m, m, m, rad)
+    (-34.0, 20.0, 21.0, 12.0, 0.6),
+    (30.0, 36.0, 17.0, 12.0, -0.5),
+    (4.0, -14.0, 15.0, 13.0, 0.2),
+    (-38.0, -48.0, 16.0, 11.0, -0.3),
+    (46.0, -30.0, 20.0, 11.0, 1.1),
+    (-4.0, 56.0, 9.0, 8.0, 0.0),
+)
+_BUOYS = (
+    (-66.0, 10.0), (-60.0, -12.0), (-14.0, -40.0), (22.0, -52.0), (34.0, 2.0), (62.0, 8.0),
+    (-24.0, 44.0), (52.0, 58.0), (-6.0, 20.0), (-40.0, 70.0),
+)  # fmt: skip
+_BUOY_RADIUS = 1.2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One episode's task.
+
+    Attributes:
+        start: position at rest, (2,), metres.
+        heading: of the vessel at the start, radians.
+        goal: centre of the goal disc, (2,), metres.
+    """
+
+    start: FloatArray
+    heading: float
+    goal: FloatArray
+
+
+@dataclass(frozen=True)
+class Lake:
+    """The fixed map; distances are to points (..., 2) in metres.
+
+    Attributes:
+        shore: the shoreline, one polygon around the water.
+        islands: land inside it.
+        buoys: also the landmarks that LiDAR and camera see.
+    """
+
+    shore: Polygons
+    islands: Polygons
+    buoys: Discs
+
+    @cached_property
+    def _land(self) -> Polygons:
+        return Polygons(self.shore.rings + self.islands.rings)
+
+    def to_shore(self, points: FloatArray) -> FloatArray:
+        """Metres to the shoreline, negative on land: (...)."""
+        return -self.shore.signed_distance(points)
+
+    def to_obstacles(self, points: FloatArray) -> FloatArray:
+        """Metres to the nearest island or buoy, negative inside one: (...)."""
+        return np.minimum(self.islands.signed_distance(points), self.buoys.signed_distance(points))
+
+    def clearance(self, points: FloatArray) -> FloatArray:
+        """Metres of free water around the hull, negative where it is a violation: (...).
+
+        The hull keeps its radius from islands and buoys, its middle the buffer from the shore.
+        """
+        return np.minimum(
+            self.to_obstacles(points) - HULL_RADIUS, self.to_shore(points) - SHORE_BUFFER
+        )
+
+
+def _ring(x: float, y: float, long: float, wide: float, turn: float, corners: int) -> FloatArray:
+    """An ellipse with three gentle lobes, as a polygon."""
+    angle = np.linspace(0.0, 2.0 * math.pi, corners, endpoint=False)
+    lobes = 1.0 + 0.08 * np.cos(3.0 * angle + x)
+    across, along = wide * lobes * np.sin(angle), long * lobes * np.cos(angle)
+    return np.stack(
+        [
+            x + math.cos(turn) * along - math.sin(turn) * across,
+            y + math.sin(turn) * along + math.cos(turn) * across,
+        ],
+        axis=1,
+    )
+
+
+def make_lake() -> Lake:
+    """The map of every episode."""
+    angle = np.linspace(0.0, 2.0 * math.pi, 72, endpoint=False)
+    radius = 1.0 + 0.05 * np.cos(2.0 * angle + 0.5) + 0.035 * np.cos(5.0 * angle + 1.0)
+    radius *= WORLD_RADIUS / radius.max()
+    shore = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    islands = tuple(_ring(*island, corners=18) for island in _ISLANDS)
+    buoys = Discs(np.array(_BUOYS), np.full(len(_BUOYS), _BUOY_RADIUS))
+    return Lake(Polygons((shore,)), Polygons(islands), buoys)
+
+
+def allowed_goal(lake: Lake, points: FloatArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool]]:
+    """Whether goal discs around the points meet neither the shore's buffer nor an obstacle."""
+    return (lake.to_shore(points) >= SHORE_BUFFER + GOAL_RADIUS) & (
+        lake.to_obstacles(points) >= GOAL_RADIUS
+    )
+
+
+def draw_problem(lake: Lake, generator: np.random.Generator) -> Problem:
+    """A start at rest in a random start region, and a goal anywhere that is far enough away."""
+    centre = START_REGIONS[generator.integers(len(START_REGIONS))]
+    start = centre + draw_in_disc(generator, START_RADIUS)
+    while True:
+        goal = draw_in_disc(generator, WORLD_RADIUS)
+        far = math.dist(start, goal) >= SMALLEST_DISTANCE
+        if far and bool(allowed_goal(lake, goal)):
+            return Problem(start, float(generator.uniform(-math.pi, math.pi)), goal)
+
+
+def draw_in_disc(generator: np.random.Generator, radius: float) -> FloatArray:
+    """A point uniformly in a disc around the origin, (2,)."""
+    distance = radius * math.sqrt(generator.random())
+    angle = generator.uniform(0.0, 2.0 * math.pi)
+    return distance * np.array([math.cos(angle), math.sin(angle)])

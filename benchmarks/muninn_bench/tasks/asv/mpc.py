@@ -1,0 +1,227 @@
+"""Linear MPC with OSQP: eight waypoints over two seconds, inputs within the thrust envelope.
+
+Each tick the vessel is linearised along the headings that the last solution predicted, and one
+quadratic program is solved, warm-started; its matrices keep their pattern and are updated in place.
+What it returns is the velocity that it predicts for the first waypoint, through the water: the set
+points ``(v, omega)`` of the thrust loop.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from muninn_bench.tasks.asv.reference import Reference
+from muninn_bench.tasks.asv.shapes import FloatArray
+from muninn_bench.tasks.asv.vessel import Hull, thrusts, wrap
+
+WAYPOINTS = 8
+STEP = 0.25
+"""Seconds between waypoints: eight of them are the horizon of 2 s."""
+
+_UNIT = 50.0
+"""Thrusts in the program are in units of 50 N, so that its entries are of one size."""
+
+_POSITION, _HEADING, _SURGE, _YAW, _THRUST = 2.0, 3.0, 0.5, 1.0, 0.05
+_PULL = 0.3
+"""Metres per second of wanted speed per metre of position error."""
+
+_STATES = 5
+_SLOW, _STILL = 0.4, 0.2
+"""Speeds, m/s, below which a vessel may go astern, and below which it keeps its heading: one that
+turned towards every small error would circle round the place that it holds."""
+
+_SHIFT = 0.2
+"""A tick as a share of a step: how far the last solution moves on."""
+
+_SETTLE = 0.35
+
+
+def require_osqp() -> Any:
+    """The solver's module; imported late, so that training and data need none.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import osqp
+    except ImportError as error:
+        raise ImportError("the vessel needs OSQP: pip install 'muninn-diffusion[fly]'") from error
+    return osqp
+
+
+class Mpc:
+    """The controller of one episode: keeps its last solution.
+
+    Args:
+        hull: the model.
+    """
+
+    def __init__(self, hull: Hull) -> None:
+        from scipy import sparse
+
+        osqp = require_osqp()
+        self._hull = hull
+        count, inputs = WAYPOINTS, 2 * WAYPOINTS
+        rows, columns, values = _pattern(hull)
+        self._size = _STATES * count + inputs
+        matrix = sparse.csc_matrix((values, (rows, columns)), shape=(self._size, self._size))
+        matrix.sort_indices()
+        self._changing_places = _changing(matrix)
+        weights = np.array([_POSITION, _POSITION, _HEADING, _SURGE, _YAW])
+        self._weights = np.concatenate([np.tile(weights, count), np.full(inputs, _THRUST)])
+        self._low, self._high = np.zeros(self._size), np.zeros(self._size)
+        self._low[_STATES * count :] = hull.thrust_low / _UNIT
+        self._high[_STATES * count :] = hull.thrust_high / _UNIT
+        self._wanted = np.zeros(self._size)
+        self._times = np.linspace(STEP, count * STEP, count)
+        self._solution: FloatArray | None = None
+        self._program: Any = osqp.OSQP()
+        # A fixed step size: the adaptive one depends on the clock, and episodes must repeat.
+        self._program.setup(
+            sparse.diags(self._weights, format="csc"), np.zeros(self._size), matrix,
+            self._low, self._high, verbose=False, warm_starting=True, adaptive_rho=False, rho=0.2,
+            eps_abs=1e-3, eps_rel=1e-3, max_iter=400, check_termination=10, polishing=False,
+        )  # fmt: skip
+        self.iterations = 0
+
+    def solve(self, now: float, state: FloatArray, reference: Reference) -> tuple[float, float]:
+        """The set points ``(v, omega)``: surge through the water, m/s, and turn rate, rad/s.
+
+        Args:
+            now: episode time, seconds.
+            state: the filter's mean, (8,).
+            reference: to follow.
+        """
+        hull, count = self._hull, WAYPOINTS
+        x, y, heading, u, _, r, cx, cy = state.tolist()
+        drift = np.array([cx, cy])  # sway comes and goes with turns: kept, the heading would swing
+        if self._solution is None:
+            self._solution = np.tile((0.0, 0.0, heading, u, r), (count, 1))
+        nominal, surges, rates = self._solution[:, 2], self._solution[:, 3], self._solution[:, 4]
+        position, velocity = reference.at(now + self._times)
+        # From here: the solver's relative tolerance should not grow with the distance to (0, 0).
+        position = position - (x, y)
+        wanted = velocity - drift
+        course, astern = _course(position[0], wanted, nominal)
+        cosines, sines = np.cos(nominal), np.sin(nominal)
+        speed = wanted[:, 0] * cosines + wanted[:, 1] * sines
+        speed = np.minimum(speed, 0.0) if astern else np.maximum(speed, 0.0)
+
+        # (x, y, heading, u, r) of each waypoint from the one before, implicitly in the velocities.
+        drag_u, drag_r = hull.surge, hull.yaw
+        slope_u = drag_u[0] + 2.0 * drag_u[1] * np.abs(surges)
+        slope_r = drag_r[0] + 2.0 * drag_r[1] * np.abs(rates)
+        entries = np.concatenate(
+            [
+                -STEP * cosines,
+                STEP * surges * sines,
+                -STEP * sines,
+                -STEP * surges * cosines,
+                1.0 + STEP / hull.mass_surge * slope_u,
+                1.0 + STEP / hull.inertia_yaw * slope_r,
+            ]
+        )
+        fixed = np.empty((count, _STATES))
+        fixed[:, 0] = STEP * (drift[0] + surges * sines * nominal)
+        fixed[:, 1] = STEP * (drift[1] - surges * cosines * nominal)
+        fixed[:, 2] = 0.0
+        fixed[:, 3] = STEP / hull.mass_surge * drag_u[1] * surges * np.abs(surges)
+        fixed[:, 4] = STEP / hull.inertia_yaw * drag_r[1] * rates * np.abs(rates)
+        fixed[0] += (0.0, 0.0, heading, u, r)
+        equations = _STATES * count
+        self._low[:equations] = self._high[:equations] = fixed.ravel()
+        target = self._wanted[:equations].reshape(count, _STATES)
+        target[:, :2] = position
+        target[:, 2] = course
+        target[:, 3] = speed
+        trim = 0.5 * (drag_u[0] + drag_u[1] * np.abs(speed)) * speed / _UNIT
+        self._wanted[equations:] = np.repeat(trim, 2)
+        self._program.update(
+            q=-self._weights * self._wanted, l=self._low, u=self._high,
+            Ax=entries, Ax_idx=self._changing_places,
+        )  # fmt: skip
+        result = self._program.solve(raise_error=False)
+        self.iterations = int(result.info.iter)
+        states: FloatArray = result.x[:equations].reshape(count, _STATES)
+        ahead = states + _SHIFT * np.diff(states, axis=0, append=2.0 * states[-1:] - states[-2:-1])
+        self._solution = ahead if np.isfinite(ahead).all() else None
+        if self._solution is None:
+            return 0.0, 0.0
+        return float(states[0, 3]), float(states[0, 4])
+
+
+def _course(error: FloatArray, wanted: FloatArray, nominal: FloatArray) -> tuple[FloatArray, bool]:
+    """Headings to aim for at the waypoints, and whether to go astern.
+
+    The bow points along the velocity through the water that the reference asks for, corrected
+    towards it; so the vessel crabs in a current, and turns into it when it holds. A slow correction
+    behind the vessel is made astern; for one that is slower still the heading is kept.
+
+    Args:
+        error: from here to the first waypoint, (2,), metres.
+        wanted: velocities through the water at the waypoints, (waypoints, 2), m/s.
+        nominal: predicted headings, (waypoints,).
+    """
+    pull = _PULL * error
+    pull *= min(1.0, 0.6 / max(math.hypot(pull[0], pull[1]), 1e-9))
+    aim = wanted + pull
+    speeds = np.sqrt(aim[:, 0] ** 2 + aim[:, 1] ** 2)
+    if speeds[-1] < _STILL:
+        return np.full(WAYPOINTS, nominal[0]), False
+    last = float(nominal[-1])
+    aim[speeds < _STILL] = aim[-1]
+    angles = np.unwrap(np.arctan2(aim[:, 1], aim[:, 0]))
+    off = wrap(float(angles[-1]) - last)
+    astern = bool(speeds[-1] < _SLOW) and abs(off) > 0.5 * math.pi
+    if astern:
+        off = wrap(off + math.pi)
+    return angles + (last + off - angles[-1]), astern
+
+
+def _pattern(hull: Hull) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Rows, columns and first values of the constraints: dynamics, then bounds on thrusts."""
+    entries: list[tuple[int, int, float]] = []
+    inputs = _STATES * WAYPOINTS
+    push, turn = STEP * _UNIT / hull.mass_surge, STEP * _UNIT * hull.arm / hull.inertia_yaw
+    for waypoint in range(WAYPOINTS):
+        x, y, heading, u, r = range(_STATES * waypoint, _STATES * (waypoint + 1))
+        left, right = inputs + 2 * waypoint, inputs + 2 * waypoint + 1
+        entries += [(state, state, 1.0) for state in (x, y, heading, u, r)]
+        entries += [(x, u, 1.0), (x, heading, 1.0), (y, u, 1.0), (y, heading, 1.0)]
+        entries += [(heading, r, -STEP), (u, left, -push), (u, right, -push)]
+        entries += [(r, left, turn), (r, right, -turn), (left, left, 1.0), (right, right, 1.0)]
+        if waypoint:
+            entries += [(state, state - _STATES, -1.0) for state in (x, y, heading, u, r)]
+    rows, columns, values = np.array(entries).T
+    return rows, columns, values
+
+
+def _changing(matrix: Any) -> FloatArray:
+    """Places in the matrix's data of the entries that change every tick."""
+    x, y, heading, u, r = (np.arange(WAYPOINTS) * _STATES + state for state in range(_STATES))
+    rows = np.concatenate([x, x, y, y, u, r])
+    columns = np.concatenate([u, heading, u, heading, u, r])
+    places = []
+    for row, column in zip(rows, columns, strict=True):
+        first, last = matrix.indptr[column], matrix.indptr[column + 1]
+        places.append(first + int(np.searchsorted(matrix.indices[first:last], row)))
+    return np.array(places)
+
+
+def thrust_loop(
+    hull: Hull, setpoint: tuple[float, float], state: FloatArray
+) -> tuple[float, float]:
+    """Left and right thrust for set points ``(v, omega)``, saturated, N.
+
+    Drag of the set point, its error over a third of a second, and the coupling through sway
+    cancelled, so that surge and yaw are what the MPC takes them for.
+    """
+    u, v, r = state[3:6].tolist()
+    speed, rate = setpoint
+    mass_u, mass_v = hull.mass_surge, hull.mass_sway
+    force = hull.drag_surge(speed) + mass_u * (speed - u) / _SETTLE - mass_v * v * r
+    moment = hull.drag_yaw(rate) + hull.inertia_yaw * (rate - r) / _SETTLE
+    return thrusts(hull, force, moment - (mass_u - mass_v) * u * v)

@@ -1,0 +1,135 @@
+"""What the controller follows: a plan on the clock, or a stop along it or straight ahead."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from muninn_bench.tasks.asv.shapes import FloatArray
+from muninn_bench.tasks.fitted import fitted
+
+HORIZON = 128
+"""Frames of a plan: 128 s, longer than any route on this lake."""
+
+FRAME_SECONDS = 1.0
+
+SCREENED = 20.0
+"""Seconds of a plan that are screened, from its first frame. What comes later is never run: a plan
+is replaced within a few seconds, or the vessel brakes before."""
+
+LONGEST_STOP = 15.0
+"""Seconds in which a stop along a plan has ended, at up to 2.25 m/s; longer if it is damped."""
+
+_BRAKING = 0.5
+"""Deceleration of a stop straight ahead, m/s^2: what reverse thrust and drag manage at cruise."""
+
+_SLOWING = 0.15
+"""Deceleration of a stop along a plan, m/s^2. That water is free, so there is no hurry; and where
+every other plan fails the screen, a vessel that stopped at each would never get away."""
+
+
+class Reference(Protocol):
+    """Where to be, and how fast, at times of the episode.
+
+    Attributes:
+        factor: share of its own speed at which it is followed.
+    """
+
+    factor: float
+
+    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Positions and velocities over ground at the times (n,), each (n, 2)."""
+        ...
+
+
+def followed(frames: FloatArray) -> FloatArray:
+    """The frames of a plan, world units, (frames, 4), at the places that it is followed through."""
+    places = fitted(frames[:, :2], frames[:, 2:], FRAME_SECONDS)
+    return np.concatenate([places, frames[:, 2:]], axis=1)
+
+
+class PlanReference:
+    """A plan as a cubic Hermite curve through its frames; its last frame is held for ever.
+
+    Velocities are the curve's own derivative: a planner's velocity channels are learned, and agree
+    with its positions only roughly.
+
+    Args:
+        frames: world units, (frames, 4).
+        begin: episode time of the first frame, seconds.
+        joined: episode time from which on it is followed, seconds.
+        factor: share of its speed at which it is followed.
+    """
+
+    def __init__(
+        self, frames: FloatArray, begin: float, joined: float = 0.0, factor: float = 1.0
+    ) -> None:
+        self._begin, self._joined, self.factor = begin, joined, factor
+        self._last = len(frames) - 1
+        here, there = frames[:-1, :2], frames[1:, :2]
+        out, into = frames[:-1, 2:4] * FRAME_SECONDS, frames[1:, 2:4] * FRAME_SECONDS
+        cubic = 2.0 * (here - there) + out + into
+        square = 3.0 * (there - here) - 2.0 * out - into
+        # One row per segment: position = a + b s + c s^2 + d s^3 with s in [0, 1].
+        self._coefficients = np.concatenate([here, out, square, cubic], axis=1)
+
+    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        along = self._joined - self._begin + self.factor * (times - self._joined)
+        place = np.maximum(along / FRAME_SECONDS, 0.0)
+        segment = np.minimum(place.astype(np.int64), self._last - 1)
+        s = np.minimum(place - segment, 1.0)[:, None]
+        rows = self._coefficients[segment]
+        a, b, c, d = rows[:, :2], rows[:, 2:4], rows[:, 4:6], rows[:, 6:]
+        position = a + s * (b + s * (c + s * d))
+        velocity = (b + s * (2.0 * c + s * (3.0 * d))) * (self.factor / FRAME_SECONDS)
+        velocity[place >= self._last] = 0.0
+        return position, velocity
+
+
+class StopReference:
+    """Brakes along the present velocity and stays where that ends; never damped.
+
+    Args:
+        position: (2,), metres.
+        velocity: over ground, (2,), m/s.
+        begin: episode time, seconds.
+    """
+
+    def __init__(self, position: FloatArray, velocity: FloatArray, begin: float) -> None:
+        self._position, self._velocity, self._begin = position, velocity, begin
+        self.factor = 1.0
+        self._seconds = max(math.hypot(velocity[0], velocity[1]) / _BRAKING, 1e-6)
+
+    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        gone = np.minimum(np.maximum(times - self._begin, 0.0), self._seconds)[:, None]
+        left = 1.0 - gone / self._seconds
+        position = self._position + self._velocity * (gone * (1.0 + left) / 2.0)
+        return position, self._velocity * left
+
+
+class PlanStop:
+    """Brakes along a plan and stays where that ends.
+
+    A vessel in a bend that braked straight ahead would leave the water that its plan was screened
+    for, towards what the plan goes round. A plan followed at a share of its speed ends in the same
+    place: its stop is slower too, or a damped vessel would lose in one stop what it gains in many
+    calls.
+
+    Args:
+        plan: what was followed so far.
+        begin: episode time, seconds.
+    """
+
+    def __init__(self, plan: PlanReference, begin: float) -> None:
+        self._plan, self._begin = plan, begin
+        self.factor = plan.factor
+        planned = float(np.linalg.norm(plan.at(np.array([begin]))[1])) / self.factor
+        self._seconds = min(max(planned / _SLOWING, 1e-6), LONGEST_STOP) / self.factor
+
+    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        gone = np.minimum(np.maximum(times - self._begin, 0.0), self._seconds)
+        left = 1.0 - gone / self._seconds
+        position, velocity = self._plan.at(self._begin + gone * (1.0 + left) / 2.0)
+        return position, velocity * left[:, None]

@@ -1,0 +1,265 @@
+"""Record the Crazyflie planner's training data: ``python -m muninn_bench.tasks.crazyflie.data FILE``.
+
+Routes come from OMPL (RRT-Connect in R^3, the shortest of several attempts after shortcutting), are
+relaxed as elastic bands, which keep well clear of obstacles where there is room, and are timed
+within bounds on speed and acceleration (:mod:`muninn_bench.tasks.crazyflie.route`); each is flown
+there and back. Every pair of runs is a
+function of ``(seed, index)`` alone, so the file does not depend on the number of processes.
+
+Most runs lead from one place of the workspace to another. A share is short, down to nothing, which
+is what correcting a hover looks like; a share begins on the move, in whatever direction, which is
+what a robot looks like that was pushed, or has changed its mind; and a share begins closer to an
+obstacle than any route leads, which is where a pushed robot must find its way out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import multiprocessing
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from muninn.progress import bars
+from muninn_bench.networks.runs import Runs, save_runs
+from muninn_bench.tasks.crazyflie.arena import (
+    BOXES,
+    CYLINDERS,
+    HALF_SIZE,
+    SMALLEST_DISTANCE,
+    WORKSPACE_MARGIN,
+    FloatArray,
+    clearance,
+    draw_place,
+    draw_problem,
+    path_clearance,
+)
+from muninn_bench.tasks.crazyflie.route import FRAME_SECONDS, HORIZON, resample, rounded, timed
+
+SMALLEST_CLEARANCE = 0.18
+"""Of a recorded run, metres: rounding a corner cuts it a little."""
+
+ATTEMPTS = 3
+SHORT_SHARE = 0.15
+MOVING_SHARE = 0.2
+CLOSE_SHARE = 0.15
+
+CLOSEST_START = 0.115
+"""Clearance of a start close to an obstacle, metres: all but a collision."""
+
+_OUT_CLEARANCE = 0.11
+_SHORTCUTS = 40
+_BAND_CLEARANCE = 0.45
+_BAND_SPACING = 0.05
+_BAND_ROUNDS = 60
+_SEARCH_SECONDS = 5.0
+
+
+def find_route(start: FloatArray, goal: FloatArray, seed: int) -> FloatArray:
+    """A short collision-free polyline (points, 3), by OMPL; a function of its arguments."""
+    from ompl import base, geometric, util
+
+    util.setLogLevel(util.LogLevel.LOG_NONE)
+    # Generators made from here on are seeded by this; everything below is made anew per call.
+    util.RNG.setSeed(seed % 2**31 + 1)
+    space = base.RealVectorStateSpace(3)
+    bounds = base.RealVectorBounds(3)
+    for axis, half in enumerate(HALF_SIZE):
+        bounds.setLow(axis, -float(half))
+        bounds.setHigh(axis, float(half))
+    space.setBounds(bounds)
+    setup = geometric.SimpleSetup(space)
+    setup.setStateValidityChecker(_is_free)
+    # Inflated obstacles are 0.8 m thick and more; the finished route is checked closely.
+    setup.getSpaceInformation().setStateValidityCheckingResolution(0.01)
+    ends = []
+    for place in (start, goal):
+        state = space.allocState()
+        for axis in range(3):
+            state[axis] = float(place[axis])
+        ends.append(state)
+    generator = np.random.default_rng(seed)
+    routes: list[FloatArray] = []
+    while len(routes) < ATTEMPTS:
+        setup.clear()
+        planner = geometric.RRTConnect(setup.getSpaceInformation())
+        planner.setRange(1.0)
+        setup.setPlanner(planner)
+        setup.setStartAndGoalStates(*ends)
+        setup.solve(_SEARCH_SECONDS)
+        if setup.haveExactSolutionPath():
+            states = setup.getSolutionPath().getStates()
+            found = np.array([[state[0], state[1], state[2]] for state in states])
+            routes.append(_shortened(found, generator))
+    return min(routes, key=_length)
+
+
+def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
+    """Runs there and back: frames (x, y, z, vx, vy, vz), metres and m/s, (frames, 6), to rest."""
+    generator = np.random.default_rng([seed, index])
+    kind = generator.random()
+    while True:
+        problem = draw_problem(generator, 0.0 if kind < SHORT_SHARE else SMALLEST_DISTANCE)
+        places = [problem.start, problem.goal]
+        begin = None
+        if kind < SHORT_SHARE:
+            direction = generator.standard_normal(3)
+            reach = generator.random() * direction / np.linalg.norm(direction)
+            places[1] = problem.start + reach
+            if clearance(places[1]) < WORKSPACE_MARGIN:
+                continue
+        elif kind < SHORT_SHARE + MOVING_SHARE:
+            places.insert(1, draw_place(generator))
+        elif kind < SHORT_SHARE + MOVING_SHARE + CLOSE_SHARE:
+            begin = draw_place(generator, CLOSEST_START)
+            places[0] = pushed_out(begin)
+            if clearance(begin) > WORKSPACE_MARGIN or clearance(places[0]) < WORKSPACE_MARGIN:
+                continue
+        legs = [find_route(*pair, seed=int(generator.integers(2**31))) for pair in pairwise(places)]
+        legs = [relaxed(leg) for leg in legs]
+        path = rounded(np.concatenate([legs[0], *(leg[1:] for leg in legs[1:])]))
+        # The bounds are the same both ways, and a search costs ten times what timing does.
+        there, back = timed(path), timed(path[::-1])
+        least = SMALLEST_CLEARANCE
+        if begin is not None:
+            there = timed(rounded(relaxed(np.concatenate([begin[None], legs[0]]))))
+            least = _OUT_CLEARANCE
+        if len(legs) == 2:
+            # At most 0.6 m before the turn: earlier, the way round it would look wanted.
+            before = 0.6 * generator.random()
+            there, back = (_from_before(run, places[1], before) for run in (there, back))
+        if (
+            max(len(there), len(back)) <= HORIZON
+            and path_clearance(there[:, :3]) >= least
+            and path_clearance(back[:, :3]) >= SMALLEST_CLEARANCE
+        ):
+            return there, back
+
+
+def pushed_out(place: FloatArray) -> FloatArray:
+    """Where the way straight out from the nearest obstacle is clear enough for a route, (3,)."""
+    place = place.copy()
+    for _ in range(30):
+        around = clearance(place + _AROUND)
+        if around.mean() >= WORKSPACE_MARGIN + 0.02:
+            break
+        place += 0.02 * (around[::2] - around[1::2]) / (2.0 * _REACH)
+    return place
+
+
+def relaxed(route: FloatArray) -> FloatArray:
+    """The route as an elastic band: contracted, and pushed away from close obstacles.
+
+    Shortest routes touch the margins of what they pass, so that a robot a little off is in them;
+    and routes that were shortened at random differ where nothing distinguishes them, which a
+    planner cannot learn.
+    """
+    band = resample(route, _BAND_SPACING)
+    for _ in range(_BAND_ROUNDS):
+        inner = band[1:-1]
+        inner += 0.25 * (band[:-2] + band[2:] - 2.0 * inner)
+        around = clearance(inner + _AROUND[:, None])
+        slope = (around[::2] - around[1::2]).T / (2.0 * _REACH)
+        lack = np.maximum(_BAND_CLEARANCE - around.mean(axis=0), 0.0)
+        inner += 0.2 * lack[:, None] * slope
+    return band
+
+
+def _from_before(run: FloatArray, place: FloatArray, metres: float) -> FloatArray:
+    """The part of a run that begins at most that far before it passes a place."""
+    away = np.linalg.norm(run[:, :3] - place, axis=1)
+    farther = np.flatnonzero(away[: int(away.argmin()) + 1] > metres)
+    return run[farther[-1] if len(farther) else 0 :]
+
+
+def generate(out: Path, count: int, seed: int, processes: int) -> Runs:
+    """Record runs, two per search, and write them to a file."""
+    context = multiprocessing.get_context("spawn")
+    runs: list[FloatArray] = []
+    with context.Pool(processes) as pool, bars(True) as task:
+        advance = task("runs", count)
+        for pair in pool.imap(partial(make_runs, seed), range((count + 1) // 2), chunksize=20):
+            runs.extend(pair)
+            advance(2)
+    runs = runs[:count]
+    offsets = np.concatenate([[0], np.cumsum([len(run) for run in runs])]).astype(np.int64)
+    recorded = Runs(
+        frames=np.concatenate(runs).astype(np.float32),
+        offsets=offsets,
+        frame_seconds=FRAME_SECONDS,
+        position_channels=3,
+        state_channels=6,
+    )
+    save_runs(out, recorded)
+    return recorded
+
+
+def _is_free(state: Sequence[float]) -> bool:
+    """``clearance(state) >= WORKSPACE_MARGIN``, for one point without numpy: OMPL asks often."""
+    x, y, z = state[0], state[1], state[2]
+    margin = WORKSPACE_MARGIN
+    for half, value in zip(_HALF, (x, y, z), strict=True):
+        if half - abs(value) < margin:
+            return False
+    for cx, cy, radius in _CYLINDERS:
+        if math.hypot(x - cx, y - cy) < radius + margin:
+            return False
+    for cx, cy, cz, hx, hy, hz in _BOXES:
+        beyond = (
+            max(abs(x - cx) - hx, 0.0), max(abs(y - cy) - hy, 0.0), max(abs(z - cz) - hz, 0.0)
+        )  # fmt: skip
+        if math.hypot(*beyond) < margin:
+            return False
+    return True
+
+
+_REACH = 0.01
+_AROUND = _REACH * np.repeat(np.eye(3), 2, axis=0) * np.array([1.0, -1.0] * 3)[:, None]
+"""Small steps forth and back along each axis, (6, 3)."""
+
+_HALF = tuple(HALF_SIZE.tolist())
+_CYLINDERS = [tuple(row) for row in CYLINDERS.tolist()]
+_BOXES = [tuple(row) for row in BOXES.tolist()]
+
+
+def _shortened(route: FloatArray, generator: np.random.Generator) -> FloatArray:
+    """The route with random shortcuts between points on it, where they are free."""
+    share = np.linspace(0.0, 1.0, 41)[:, None]
+    for _ in range(_SHORTCUTS):
+        if len(route) < 3:
+            break
+        steps = np.diff(route, axis=0)
+        arc = np.concatenate([[0.0], np.cumsum(np.sqrt((steps**2).sum(axis=1)))])
+        first, last = np.sort(generator.uniform(0.0, arc[-1], 2))
+        if generator.random() < 0.3:
+            # Vertices too, or the ends of the route would keep their corners.
+            first, last = np.sort(generator.choice(arc, 2, replace=False))
+        points = np.stack([np.interp([first, last], arc, route[:, a]) for a in range(3)], axis=1)
+        if clearance(points[0] + share * (points[1] - points[0])).min() >= WORKSPACE_MARGIN:
+            route = np.concatenate([route[arc < first], points, route[arc > last]])
+    return route
+
+
+def _length(route: FloatArray) -> float:
+    return float(np.linalg.norm(np.diff(route, axis=0), axis=1).sum())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line and write the data file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m muninn_bench.tasks.crazyflie.data", description=__doc__
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--count", type=int, default=50_000, help="number of runs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args(arguments)
+    generate(options.out, options.count, options.seed, options.processes)
+
+
+if __name__ == "__main__":
+    main()

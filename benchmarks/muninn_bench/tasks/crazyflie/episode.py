@@ -1,0 +1,149 @@
+"""One flight: physics at 500 Hz, motion capture and setpoints at 100 Hz, on a simulated clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn_bench.networks.teacher import Teacher
+from muninn_bench.platform import Outcome, Snapshot
+from muninn_bench.tasks.crazyflie.arena import COLLISION_MARGIN, Problem, clearance, draw_problem
+from muninn_bench.tasks.crazyflie.controller import GeometricController
+from muninn_bench.tasks.crazyflie.model import PHYSICS_STEP, Air, Drone, FloatArray, Wind
+from muninn_bench.tasks.crazyflie.reference import PlanSpline, Reference
+
+GOAL_RADIUS = 0.15
+GOAL_SECONDS = 1.0
+TIMEOUT = 30.0
+
+POSITION_NOISE = 0.001
+"""Standard deviation of motion capture along each axis, metres."""
+
+VELOCITY_NOISE = 0.02
+"""Of the velocity estimate, m/s. Attitude and angular velocity come from the drone's own
+estimator and are taken as exact."""
+
+LOST = 0.25
+"""Metres between drone and setpoint from which on the setpoint starts again at the drone."""
+
+_STEPS_PER_SETPOINT = 5
+_SETPOINT_SECONDS = _STEPS_PER_SETPOINT * PHYSICS_STEP
+
+
+class CrazyflieEpisode:
+    """A flight from a start to a goal among obstacles, in wind.
+
+    Start and goal, wind, and sensor noise are drawn from the seed, each from a stream of its own at
+    fixed times: what the planner does changes none of them. Clearances are those of the drone's
+    centre from obstacles inflated by its radius, so a collision is a clearance below zero.
+
+    Args:
+        teacher: for the coordinates of contexts and plans.
+        seed: of everything random.
+        wind: how strong it may be.
+        problem: start and goal, instead of drawn ones.
+    """
+
+    def __init__(
+        self, teacher: Teacher, seed: int, wind: Wind | None = None, problem: Problem | None = None
+    ) -> None:
+        places, gusts, sensors = (
+            np.random.default_rng(stream) for stream in np.random.SeedSequence(seed).spawn(3)
+        )
+        problem = problem or draw_problem(places)
+        self.time = 0.0
+        self.outcome: Outcome | None = None
+        self.goal = problem.goal
+        self.smallest_clearance = float(clearance(problem.start)) - COLLISION_MARGIN
+        self._teacher = teacher
+        self._drone = Drone(problem.start)
+        self._air = Air(wind or Wind(), _SETPOINT_SECONDS, gusts)
+        self._sensors = sensors
+        self._controller = GeometricController()
+        self._reference = Reference(problem.start)
+        self._steps = 0
+        self._due = 0.0
+        self._arrived: int | None = None
+        self._blowing = np.zeros(3)
+        self._sense()
+
+    def context(self) -> Tensor:
+        """The setpoint, and the goal at rest, in the planner's units: (1, 2, 6).
+
+        Plans go on from the setpoint, not from the drone: the controller is there to bring the
+        drone to it. Plans from where the wind has pushed it would give in to every push, ten
+        times a second, and so drift into whatever they pass. The velocity is the plan's own, not
+        the damped one: a plan from a slower state would be slower itself, and be damped again.
+        """
+        start = np.concatenate([self._reference.position, self._reference.planned_velocity])
+        ends = np.stack([start, np.concatenate([self.goal, np.zeros(3)])])
+        return self._teacher.normalise(torch.tensor(ends, dtype=torch.float32))[None]
+
+    def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
+        """Track a plan (horizon, 6), joined where it would have been by now, or where it leaves."""
+        frames = self._teacher.unnormalise(plan).double().cpu().numpy()
+        spline = PlanSpline(frames, self._teacher.frame_seconds)
+        self._reference.follow(spline, max(self.time - taken, spline.leaves()), factor)
+
+    def hold(self) -> None:
+        """Hover where the drone is; one that hovers already goes on where it does."""
+        if not self._reference.holding:
+            self._reference.hold(self._sensed_position)
+
+    def advance(self, seconds: float) -> None:
+        """Simulate; physics is never more than half a step of 2 ms off the clock."""
+        self._due += seconds
+        while self.outcome is None and (self._steps + 0.5) * PHYSICS_STEP <= self._due:
+            self._step()
+        self.time = self._due if self.outcome is None else self._steps * PHYSICS_STEP
+
+    def snapshot(self) -> Snapshot:
+        """The present moment, as it really is."""
+        position = self._drone.position
+        return Snapshot(
+            time=self.time,
+            position=position,
+            clearance=float(clearance(position)) - COLLISION_MARGIN,
+            to_goal=float(np.linalg.norm(position - self.goal)),
+        )
+
+    def _step(self) -> None:
+        drone, controller = self._drone, self._controller
+        rotation = drone.rotation
+        if self._steps % _STEPS_PER_SETPOINT == 0:
+            self._blowing = self._air.next()
+            off = self._sensed_position - self._reference.position
+            if float(np.linalg.norm(off)) > LOST:
+                self._reference.restart(self._sensed_position, self._sensed_velocity)
+            setpoint = self._reference.next(_SETPOINT_SECONDS)
+            controller.command(
+                setpoint, self._sensed_position, self._sensed_velocity, rotation, _SETPOINT_SECONDS
+            )
+        drone.step(controller.motors(rotation, drone.rates), self._blowing)
+        self._steps += 1
+        if self._steps % _STEPS_PER_SETPOINT == 0:
+            self._sense()
+            self._judge(drone.position)
+
+    def _sense(self) -> None:
+        noise = self._sensors.standard_normal((2, 3))
+        self._sensed_position: FloatArray = self._drone.position + POSITION_NOISE * noise[0]
+        self._sensed_velocity: FloatArray = self._drone.velocity + VELOCITY_NOISE * noise[1]
+
+    def _judge(self, position: FloatArray) -> None:
+        room = float(clearance(position)) - COLLISION_MARGIN
+        self.smallest_clearance = min(self.smallest_clearance, room)
+        if float(np.linalg.norm(position - self.goal)) > GOAL_RADIUS:
+            self._arrived = None
+        elif self._arrived is None:
+            self._arrived = self._steps
+        if not room >= 0.0:
+            self.outcome = "collision"
+        elif (
+            self._arrived is not None
+            and (self._steps - self._arrived) * PHYSICS_STEP >= GOAL_SECONDS
+        ):
+            self.outcome = "success"
+        elif self._steps * PHYSICS_STEP >= TIMEOUT:
+            self.outcome = "timeout"

@@ -1,0 +1,67 @@
+"""The Crazyflie as a platform: its planner, its episodes, its collision check."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.context import Context
+from muninn.errors import InputError
+from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.tasks.crazyflie.arena import COLLISION_MARGIN, clearance, outlines
+from muninn_bench.tasks.crazyflie.episode import CrazyflieEpisode
+from muninn_bench.tasks.crazyflie.model import FloatArray, Wind
+from muninn_bench.tasks.crazyflie.reference import PlanSpline
+from muninn_bench.tasks.maze2d.planner import find_models, maze_planner
+
+
+class Crazyflie:
+    """3-D navigation of a micro-quadrotor in simulation, replanned at 10 Hz.
+
+    Args:
+        teacher: the bundled one if None.
+        wind: of episodes.
+
+    Raises:
+        InputError: the bundled teacher is missing.
+    """
+
+    name = "crazyflie"
+    period = 0.1
+    candidates = 3
+
+    def __init__(self, teacher: Teacher | None = None, wind: Wind | None = None) -> None:
+        self.teacher = teacher or _bundled()
+        self.planner = maze_planner(self.teacher)
+        self.wind = wind or Wind()
+
+    def begin(self, seed: int) -> CrazyflieEpisode:
+        """A fresh flight; everything random in it is drawn from the seed."""
+        return CrazyflieEpisode(self.teacher, seed, self.wind)
+
+    def screen(self, plan: Tensor, context: Context) -> bool:
+        """Is the plan finite, and its whole spline out of the inflated obstacles?"""
+        if not bool(torch.isfinite(plan).all()):
+            return False
+        frames = self.teacher.unnormalise(plan).double().cpu().numpy()
+        spline = PlanSpline(frames, self.teacher.frame_seconds)
+        return bool(clearance(spline.sampled()).min() >= COLLISION_MARGIN)
+
+    def path(self, plan: Tensor) -> FloatArray:
+        """Planned positions, metres, (horizon, 3)."""
+        return np.asarray(self.teacher.unnormalise(plan)[..., :3].double().cpu().numpy())
+
+    def outlines(self) -> list[FloatArray]:
+        """Edges of the arena and its obstacles, each (points, 3), for pictures."""
+        return outlines()
+
+
+def _bundled() -> Teacher:
+    path = find_models() / "crazyflie" / "teacher.safetensors"
+    if not path.is_file():
+        raise InputError(
+            f"the bundled teacher {path} is missing; restore it from the project, or train one: "
+            "python -m muninn_bench.tasks.crazyflie.train"
+        )
+    return load_teacher(path)

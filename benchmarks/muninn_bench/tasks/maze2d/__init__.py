@@ -1,0 +1,1 @@
+"""Maze2D, the large layout."""

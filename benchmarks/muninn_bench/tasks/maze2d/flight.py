@@ -1,0 +1,235 @@
+"""Maze2D-large as a platform: the bundled planner replans while gusts push the ball.
+
+The world is the MuJoCo model of ``PointMaze_Large-v3``, stepped as the environment steps it. It is
+harder than the environment in three ways: the ball is pushed by smooth random forces, the planner
+is told a noisy state, and touching a wall ends the episode. Goal radius and time limit are the
+environment's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from muninn.context import Context
+from muninn.loop.escalation import damped
+from muninn.model.planner import Planner
+from muninn_bench.networks.teacher import Teacher
+from muninn_bench.platform import FloatArray, Outcome, Snapshot
+from muninn_bench.tasks.maze2d.controller import (
+    ACTUATOR_GEAR,
+    BALL_MASS,
+    JOINT_DAMPING,
+    TIME_STEP,
+    ControllerConfig,
+    smooth_noise,
+)
+from muninn_bench.tasks.maze2d.maze import (
+    BALL_RADIUS,
+    EXTENT,
+    WALLS,
+    MazeProblem,
+    draw_problem,
+    plan_is_free,
+)
+from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
+from muninn_bench.tasks.maze2d.world import MazeWorld
+
+GOAL_RADIUS = 0.45
+"""Metres, the environment's own."""
+
+TIME_LIMIT = 8.0
+"""Seconds, the environment's 800 steps."""
+
+TOP_SPEED = 5.0
+"""Metres per second and axis to which the environment clips velocities."""
+
+_CELLS = np.argwhere(WALLS)
+_WALL_CENTRES = np.stack([EXTENT[0] + _CELLS[:, 1] + 0.5, EXTENT[3] - _CELLS[:, 0] - 0.5], axis=1)
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What the planner does not know.
+
+    Attributes:
+        gust: standard deviation of the force on the ball, in units of the largest action.
+        position_noise, velocity_noise: standard deviations of the sensed state, m and m/s.
+    """
+
+    gust: float = 0.3
+    position_noise: float = 0.01
+    velocity_noise: float = 0.05
+
+
+def wall_clearance(position: FloatArray) -> float:
+    """Metres from the ball's surface to the nearest wall, negative inside it."""
+    gap = np.maximum(np.abs(position - _WALL_CENTRES) - 0.5, 0.0)
+    return float(np.sqrt((gap * gap).sum(axis=1).min())) - BALL_RADIUS
+
+
+class _World(MazeWorld):
+    """The environment, for its model."""
+
+    @property
+    def model(self) -> Any:
+        return self._environment.unwrapped.point_env.model
+
+
+class MazeEpisode:
+    """One drive through the maze; see :class:`muninn_bench.platform.Episode`."""
+
+    def __init__(self, platform: MazePlatform, seed: int) -> None:
+        import mujoco
+
+        generator = np.random.default_rng(seed)
+        problem = draw_problem(generator)
+        gusts = ControllerConfig(noise=platform.disturbance.gust)
+        steps = round(TIME_LIMIT / TIME_STEP) + 1
+        self.goal: FloatArray = problem.goal
+        self.time = 0.0
+        self.outcome: Outcome | None = None
+        self._platform = platform
+        # For every step, drawn ahead: what the planner does changes none of it.
+        self._gusts = smooth_noise(steps, gusts, generator)
+        self._sensors = generator.standard_normal((steps, 4))
+        self._world = platform.model
+        self._data = mujoco.MjData(self._world)
+        self._data.qpos[:] = problem.start[:2]
+        self._data.qvel[:] = problem.start[2:]
+        mujoco.mj_forward(self._world, self._data)
+        self._steps = 0
+        self._reference = np.zeros((1, 4))
+        self._since = 0
+        self._factor = 1.0
+        self._holding = False
+        self.smallest_clearance = wall_clearance(problem.start[:2])
+        self.hold()
+
+    def context(self) -> Tensor:
+        """Sensed state and goal, normalised, (1, 2, 4)."""
+        noise = self._platform.disturbance
+        spread = np.repeat([noise.position_noise, noise.velocity_noise], 2)
+        sensed = self._state() + spread * self._sensors[self._steps]
+        return maze_contexts(self._platform.teacher, [MazeProblem(sensed, self.goal)])
+
+    def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
+        """Track a plan of 256 frames from the frame that is due now; ``factor`` damps forces."""
+        teacher = self._platform.teacher
+        frames = teacher.unnormalise(plan[:, :4].float()).double().numpy()
+        age = self.time - taken
+        end = (len(frames) - 1) * teacher.frame_seconds
+        due = np.arange(age, max(end, age) + TIME_STEP, TIME_STEP)
+        known = np.arange(len(frames)) * teacher.frame_seconds
+        self._reference = np.stack([np.interp(due, known, column) for column in frames.T], axis=1)
+        self._reference[due > end, 2:] = 0.0  # the last frame is a place to stay at
+        self._since, self._factor, self._holding = self._steps, factor, False
+
+    def hold(self) -> None:
+        """Stay at the place where the ball is now; a ball that stays already, at its place."""
+        if not self._holding:
+            self._reference = np.array([[*self._data.qpos, 0.0, 0.0]])
+            self._since, self._factor, self._holding = self._steps, 1.0, True
+
+    def advance(self, seconds: float) -> None:
+        """Simulate steps of 10 ms, up to the last that lies within the time."""
+        import mujoco
+
+        until = self.time + seconds
+        while self.outcome is None and (self._steps + 1) * TIME_STEP <= until + 1e-9:
+            np.clip(self._data.qvel, -TOP_SPEED, TOP_SPEED, out=self._data.qvel)
+            pushed = self._action() + self._gusts[self._steps]
+            self._data.ctrl[:] = np.clip(pushed, -1.0, 1.0)
+            mujoco.mj_step(self._world, self._data)
+            self._steps += 1
+            self.time = self._steps * TIME_STEP
+            self._judge()
+        if self.outcome is None:
+            self.time = until
+
+    def snapshot(self) -> Snapshot:
+        """The present moment."""
+        position = np.array(self._data.qpos)
+        to_goal = float(np.linalg.norm(position - self.goal))
+        return Snapshot(self.time, position, wall_clearance(position), to_goal)
+
+    def _state(self) -> FloatArray:
+        return np.concatenate([self._data.qpos, self._data.qvel])
+
+    def _action(self) -> FloatArray:
+        """PD on the reference, as :func:`tracking_action`, damped before it is saturated."""
+        gains = self._platform.gains
+        wanted = self._reference[min(self._steps - self._since, len(self._reference) - 1)]
+        acceleration = gains.position_gain * (wanted[:2] - self._data.qpos)
+        acceleration += gains.velocity_gain * (wanted[2:] - self._data.qvel)
+        force = BALL_MASS * acceleration + JOINT_DAMPING * wanted[2:]
+        return damped(force / ACTUATOR_GEAR, self._factor, -1.0, 1.0)
+
+    def _judge(self) -> None:
+        clearance = wall_clearance(self._data.qpos)
+        self.smallest_clearance = min(self.smallest_clearance, clearance)
+        if clearance < 0.0:
+            self.outcome = "collision"
+        elif np.linalg.norm(self._data.qpos - self.goal) <= GOAL_RADIUS:
+            self.outcome = "success"
+        elif self.time >= TIME_LIMIT - 1e-9:
+            self.outcome = "timeout"
+
+
+@dataclass
+class MazePlatform:
+    """See :class:`muninn_bench.platform.Platform`.
+
+    The paper names no planning rate for Maze2D. Half a second is one that Muninn keeps on two
+    cores, new samples included, and full compute does not.
+    """
+
+    teacher: Teacher = field(default_factory=bundled_teacher)
+    disturbance: Disturbance = field(default_factory=Disturbance)
+    gains: ControllerConfig = field(default_factory=ControllerConfig)
+    name: str = "maze2d"
+    period: float = 0.5
+    candidates: int = 4
+
+    @cached_property
+    def planner(self) -> Planner:
+        """Full compute."""
+        return maze_planner(self.teacher)
+
+    @cached_property
+    def model(self) -> Any:
+        """The environment's MuJoCo model; episodes share it and have data of their own."""
+        return _World().model
+
+    def begin(self, seed: int) -> MazeEpisode:
+        """A fresh problem, gusts and sensor noise."""
+        return MazeEpisode(self, seed)
+
+    def screen(self, plan: Tensor, context: Context) -> bool:
+        """No frame, nor the straight way between two, brings the ball into a wall."""
+        return bool(plan_is_free(self.path(plan), BALL_RADIUS))
+
+    def path(self, plan: Tensor) -> FloatArray:
+        """Positions in metres, (horizon, 2)."""
+        world: FloatArray = self.teacher.unnormalise(plan[:, :2].float()).double().numpy()
+        return world
+
+    def outlines(self) -> list[FloatArray]:
+        """The edges between walls and free cells, each (2, 2), for pictures."""
+        walls = np.pad(WALLS, 1, constant_values=True)
+        lines = []
+        for row, column in np.argwhere(~WALLS):
+            left, top = EXTENT[0] + column, EXTENT[3] - row
+            corners = np.array(
+                [(left, top), (left + 1, top), (left + 1, top - 1), (left, top - 1), (left, top)]
+            )
+            # Neighbours above, right, below, left of the cell, in the padded grid.
+            sides = ((0, 1), (1, 2), (2, 1), (1, 0))
+            for side, (down, across) in enumerate(sides):
+                if walls[row + down, column + across]:
+                    lines.append(corners[side : side + 2])
+        return lines

@@ -1,0 +1,166 @@
+"""Make the policy's training data: episodes of Meta-World's scripted expert, disturbed.
+
+``python -m muninn_bench.tasks.metaworld.data --out data/metaworld.npz`` writes one file. Noise is added
+to the actions that are executed, the expert's own actions are recorded: they show the way back
+from wherever the noise led. Every episode is a function of its index alone; finished shards are
+kept and reused when the command is started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muninn.errors import InputError
+from muninn.files import write_whole
+from muninn.progress import bars
+from muninn_bench.tasks.metaworld.world import (
+    ACTION,
+    DATA,
+    STEP_LIMIT,
+    FloatArray,
+    PickPlace,
+    draw_problem,
+    expert_action,
+)
+
+LARGEST_NOISE = 0.3
+"""Largest standard deviation of an episode's noise, in units of the action (3 mm a step)."""
+
+HOLD_STEPS = 16
+"""Steps recorded after success: whole plans of staying at the goal."""
+
+SHARD_EPISODES = 100
+
+
+@dataclass(frozen=True)
+class Demonstrations:
+    """Episodes of different lengths, one after another.
+
+    Attributes:
+        observations: (total steps, 39), float32.
+        actions: the expert's, (total steps, 4), float32.
+        offsets: first step of each episode and the total, (episodes + 1,).
+    """
+
+    observations: NDArray[np.float32]
+    actions: NDArray[np.float32]
+    offsets: NDArray[np.int64]
+
+    @property
+    def episodes(self) -> int:
+        """How many there are."""
+        return len(self.offsets) - 1
+
+    def part(self, first: int, last: int) -> Demonstrations:
+        """Episodes ``first`` to ``last``, the latter not included."""
+        begin, end = int(self.offsets[first]), int(self.offsets[last])
+        return Demonstrations(
+            self.observations[begin:end],
+            self.actions[begin:end],
+            self.offsets[first : last + 1] - begin,
+        )
+
+
+def demonstrate(world: PickPlace, index: int) -> tuple[FloatArray, FloatArray]:
+    """Observations (steps, 39) and the expert's actions (steps, 4) of one successful episode.
+
+    A quarter of the episodes has no noise; an episode whose noise makes the expert fail is tried
+    again with half of it.
+    """
+    generator = np.random.default_rng([DATA, index, 1])
+    problem = draw_problem(DATA, index)
+    scale = max(0.0, generator.uniform(-1.0 / 3.0, 1.0)) * LARGEST_NOISE
+    while True:
+        observation = world.reset(problem)
+        observations: list[FloatArray] = []
+        actions: list[FloatArray] = []
+        success_at: int | None = None
+        while len(actions) < (STEP_LIMIT if success_at is None else success_at + HOLD_STEPS):
+            action = expert_action(observation)
+            observations.append(observation)
+            actions.append(action)
+            # Never on the gripper: a dropped puck teaches nothing.
+            disturbed = action + scale * np.append(generator.standard_normal(ACTION - 1), 0.0)
+            observation, success = world.step(disturbed)
+            if success and success_at is None:
+                success_at = len(actions)
+        if success_at is not None:
+            return np.array(observations), np.array(actions)
+        if scale < 1e-3:
+            raise InputError(
+                f"the expert fails problem {index} of the data; check the version of Meta-World "
+                "(3.1.1) and of mujoco (3.3.0)"
+            )
+        scale /= 2.0
+
+
+def save_demonstrations(path: Path, episodes: Sequence[tuple[FloatArray, FloatArray]]) -> None:
+    """Write episodes; the file appears whole or not at all."""
+    lengths = [len(actions) for _, actions in episodes]
+    store = partial(
+        np.savez_compressed,
+        observations=np.concatenate([seen for seen, _ in episodes]).astype(np.float32),
+        actions=np.concatenate([done for _, done in episodes]).astype(np.float32),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+    )
+    write_whole(path, store)
+
+
+def load_demonstrations(path: Path) -> Demonstrations:
+    """Read a file of :func:`save_demonstrations`.
+
+    Raises:
+        InputError: no such file; says how to make it.
+    """
+    if not path.is_file():
+        raise InputError(
+            f"{path} was not found; make it with: "
+            f"python -m muninn_bench.tasks.metaworld.data --out {path}"
+        )
+    with np.load(path) as stored:
+        return Demonstrations(stored["observations"], stored["actions"], stored["offsets"])
+
+
+def generate(out: Path, count: int, *, progress: bool = True) -> Path:
+    """Write ``count`` episodes to ``out``; a file that holds them already is left as it is."""
+    if out.is_file() and load_demonstrations(out).episodes == count:
+        return out
+    episodes: list[tuple[FloatArray, FloatArray]] = []
+    world: PickPlace | None = None
+    with bars(progress) as task:
+        advance = task("demonstrations", count)
+        for first in range(0, count, SHARD_EPISODES):
+            last = min(first + SHARD_EPISODES, count)
+            shard = out.with_suffix("") / f"{first:06d}-{last:06d}.npz"
+            if not shard.is_file():
+                world = world or PickPlace()
+                save_demonstrations(shard, [demonstrate(world, at) for at in range(first, last)])
+            stored = load_demonstrations(shard)
+            for at in range(stored.episodes):
+                one = stored.part(at, at + 1)
+                episodes.append((one.observations.astype(float), one.actions.astype(float)))
+            advance(last - first)
+    save_demonstrations(out, episodes)
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line and write the data file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m muninn_bench.tasks.metaworld.data", description=__doc__
+    )
+    parser.add_argument("--out", type=Path, default=Path("data/metaworld.npz"))
+    parser.add_argument("--episodes", type=int, default=1000)
+    options = parser.parse_args(arguments)
+    print(f"wrote {generate(options.out, options.episodes)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""LeRobot's own DiffusionPolicy for pick-place: what it sees, its size, its files.
+
+A folder of a policy is a LeRobot checkpoint: weights, configuration and both processors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muninn.errors import InputError
+from muninn_bench.tasks.metaworld.data import Demonstrations
+from muninn_bench.tasks.metaworld.world import ACTION
+
+STATE, SCENE = "observation.state", "observation.environment_state"
+_STATE_SIZE, _SCENE_SIZE = 4, 6
+
+
+def features(observations: Tensor) -> dict[str, Tensor]:
+    """What the policy is shown of observations (..., 39), under LeRobot's names.
+
+    Its own state: hand x, y, z and gripper opening. The scene: puck x, y, z and goal x, y, z.
+    Left out are the previous frame (the policy looks at two of them anyway), the puck's rotation
+    (it hardly turns, and the expert ignores it) and padding.
+    """
+    scene = torch.cat([observations[..., 4:7], observations[..., 36:39]], dim=-1)
+    return {STATE: observations[..., :4], SCENE: scene}
+
+
+def make_policy(down_dims: tuple[int, ...] = (48, 96, 192)) -> Any:
+    """An untrained policy: two observations, 16 actions planned, 8 executed, 100 DDPM steps."""
+    from lerobot.configs.types import (  # type: ignore[import-not-found]
+        FeatureType,
+        NormalizationMode,
+        PolicyFeature,
+    )
+    from lerobot.policies.diffusion.configuration_diffusion import (  # type: ignore[import-not-found]
+        DiffusionConfig,
+    )
+    from lerobot.policies.diffusion.modeling_diffusion import (  # type: ignore[import-not-found]
+        DiffusionPolicy,
+    )
+
+    config = DiffusionConfig(
+        n_obs_steps=2,
+        horizon=16,
+        n_action_steps=8,
+        down_dims=down_dims,
+        num_train_timesteps=100,
+        beta_schedule="squaredcos_cap_v2",
+        prediction_type="epsilon",
+        clip_sample=True,
+        # LeRobot's default leaves the environment state as it is, in metres: almost constant.
+        normalization_mapping={
+            name: NormalizationMode.MIN_MAX for name in ("STATE", "ENV", "ACTION")
+        },
+        input_features={
+            STATE: PolicyFeature(FeatureType.STATE, (_STATE_SIZE,)),
+            SCENE: PolicyFeature(FeatureType.ENV, (_SCENE_SIZE,)),
+        },
+        output_features={"action": PolicyFeature(FeatureType.ACTION, (ACTION,))},
+        # Of the saved processors. Weights may be trained elsewhere.
+        device="cpu",
+        push_to_hub=False,
+    )
+    return DiffusionPolicy(config)
+
+
+def make_processors(policy: Any, demonstrations: Demonstrations) -> tuple[Any, Any]:
+    """LeRobot's pre- and postprocessor with the limits of the data."""
+    from lerobot.policies.diffusion.processor_diffusion import (  # type: ignore[import-not-found]
+        make_diffusion_pre_post_processors,
+    )
+
+    channels = {
+        **features(torch.from_numpy(demonstrations.observations)),
+        "action": torch.from_numpy(demonstrations.actions),
+    }
+    limits = {
+        name: {"min": values.amin(dim=0), "max": values.amax(dim=0)}
+        for name, values in channels.items()
+    }
+    processors: tuple[Any, Any] = make_diffusion_pre_post_processors(policy.config, limits)
+    return processors
+
+
+def save_policy(folder: Path, policy: Any, preprocessor: Any, postprocessor: Any) -> None:
+    """Write a LeRobot checkpoint."""
+    for part in (policy, preprocessor, postprocessor):
+        part.save_pretrained(folder)
+
+
+def load_policy(folder: Path, scheduler: str, steps: int) -> tuple[Any, Any, Any]:
+    """Policy in eval mode, preprocessor and postprocessor, on the CPU.
+
+    Args:
+        folder: written by :func:`save_policy`.
+        scheduler: ``DDPM`` or ``DDIM``; the weights are the same.
+        steps: of inference.
+
+    Raises:
+        InputError: no checkpoint there.
+    """
+    from lerobot.configs.policies import PreTrainedConfig  # type: ignore[import-not-found]
+    from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+    from lerobot.policies.factory import make_pre_post_processors  # type: ignore[import-not-found]
+
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{folder} holds no policy; train one (docs/guides/metaworld.md) or name its folder"
+        )
+    config = PreTrainedConfig.from_pretrained(folder)
+    config.noise_scheduler_type = scheduler
+    config.num_inference_steps = steps
+    policy = DiffusionPolicy.from_pretrained(folder, config=config)
+    return policy, *make_pre_post_processors(config, pretrained_path=str(folder))

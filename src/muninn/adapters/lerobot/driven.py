@@ -1,0 +1,107 @@
+"""Episodes of a gymnasium environment that a LeRobot policy drives: closed-loop calibration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from muninn.adapters.lerobot.loop import Processor, answered, as_batch
+from muninn.certify.units import Episodes, PlanFunction
+from muninn.errors import InputError
+
+Observe = Callable[[Any], Mapping[str, Any]]
+
+
+def driven_episodes(
+    policy: Any,
+    environment: Any,
+    count: int,
+    *,
+    preprocessor: Processor | None = None,
+    postprocessor: Processor | None = None,
+    observe: Observe | None = None,
+    steps: int | None = None,
+) -> Episodes:
+    """Closed-loop episodes: the policy acts in the environment, each program planning for it.
+
+    During calibration every member of the family drives its own episodes, with full compute in
+    its shadow at every call. Everything but the sampling loop is the policy's own code:
+    processors, history and action queue are those of deployment.
+
+    Args:
+        policy: of LeRobot, in eval mode; its queues are emptied.
+        environment: one gymnasium environment, not a vector of them. ``reset(seed=)`` begins an
+            episode; termination, truncation or ``steps`` ends it.
+        count: episodes.
+        preprocessor, postprocessor: the policy's own; None where it has none.
+        observe: observation of the environment to one of the policy, keys as in its dataset,
+            without batch. By default as LeRobot does (``agent_pos``, ``environment_state``,
+            ``pixels``); keys that begin with ``observation.`` are taken as they are.
+        steps: after which an episode ends; by default the environment's own limit.
+
+    Raises:
+        InputError: a vector environment, or none of the limits; while driving, an observation
+            that lacks what the policy needs.
+    """
+    if hasattr(environment, "num_envs"):
+        raise InputError("environment is a vector of environments; give one of them")
+    limit = steps if steps is not None else _own_limit(environment)
+    if limit is None or limit < 1:
+        raise InputError(
+            f"steps is {steps} and the environment's own limit {_own_limit(environment)}; give "
+            "steps, at least 1"
+        )
+    convert = observe or _as_lerobot
+
+    def drive(plan: PlanFunction, seed: int) -> None:
+        with answered(policy, plan):
+            torch.manual_seed(seed)  # for environments and processors that draw from torch
+            observation, _ = environment.reset(seed=seed % 2**32)  # some take no more bits
+            for step in range(limit):
+                frame = {**_task(environment), **convert(observation)}
+                where = f"the environment's observation at step {step}"
+                batch = as_batch(policy, frame, preprocessor, where)
+                action = policy.select_action(batch)
+                physical = action if postprocessor is None else postprocessor(action)
+                command = np.asarray(physical.detach().cpu())[0]
+                observation, _, terminated, truncated, _ = environment.step(command)
+                if terminated or truncated:
+                    return
+
+    drive.__qualname__ = f"driven_episodes:{type(environment.unwrapped).__qualname__}:{limit} steps"
+    return Episodes(drive, count)
+
+
+def _own_limit(environment: Any) -> int | None:
+    spec = getattr(environment, "spec", None)
+    limit = getattr(spec, "max_episode_steps", None)
+    return limit or getattr(environment.unwrapped, "_max_episode_steps", None)
+
+
+def _task(environment: Any) -> dict[str, str]:
+    """What LeRobot's evaluation tells policies that read instructions."""
+    named = (getattr(environment.unwrapped, name, None) for name in ("task_description", "task"))
+    return {"task": next((text for text in named if isinstance(text, str)), "")}
+
+
+def _as_lerobot(observation: Any) -> Mapping[str, Any]:
+    if not isinstance(observation, Mapping):
+        raise InputError(
+            f"the environment returns {type(observation).__name__}, not a dict; pass observe="
+            "function that makes a dict with the policy's keys"
+        )
+    if all(key.startswith("observation.") for key in observation):
+        return observation
+    batch = import_module("lerobot.envs.utils").preprocess_observation(dict(observation))
+    frame = {key: value[0] for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    if not frame:
+        raise InputError(
+            f"the environment's observation has the keys {', '.join(sorted(observation))}, none "
+            "of which LeRobot knows; pass observe=function that makes a dict with the policy's "
+            "keys"
+        )
+    return frame

@@ -1,0 +1,249 @@
+"""Calls that a LeRobot policy would make along recorded observations: open-loop calibration.
+
+A policy with an action queue plans at the steps 0, n_action_steps, 2 n_action_steps, ... of an
+episode, from its last n_obs_steps observations (the first one repeated where there is no past).
+Exactly these are the calls of a recording. They are made by replaying observations through the
+policy's own ``select_action``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.adapters.lerobot.loop import Processor, answered, as_batch
+from muninn.adapters.registry import planner_of
+from muninn.certify.paired import call_seed
+from muninn.certify.sources import files_in, gather, read_file
+from muninn.context import Context
+from muninn.errors import InputError
+from muninn.progress import bars
+
+Frame = Mapping[str, Any]
+Recording = tuple[str, Callable[[], Sequence[Frame]]]
+"""What errors call it, and its frames."""
+
+
+def recorded_calls(
+    policy: Any,
+    recordings: Any,
+    *,
+    preprocessor: Processor | None = None,
+    count: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> Context:
+    """Contexts for calibration: one random call of each of ``count`` random episodes.
+
+    Calls of one episode depend on each other, and the proof needs calls that do not: so never
+    more than one of each. The certificate is *open loop*.
+
+    Args:
+        policy: of LeRobot, in eval mode; its queues are emptied.
+        recordings: a LeRobotDataset (with or without ``delta_timestamps``); or anything indexable
+            that yields observations as it does, with ``episode_index`` (without it each item is an
+            episode of one step); or a folder, one file per episode, see
+            :func:`muninn.certify.sources.read_file`: ``{"observation.state": (steps, dim), ...}``.
+        preprocessor: the policy's own; None if the observations are what it returns.
+        count: episodes to draw, without replacement; None takes all.
+        seed: of the draws.
+        progress: show a progress bar.
+
+    Raises:
+        InputError: fewer episodes than ``count``, or unusable ones: all of them are named.
+    """
+    episodes = _recordings(policy, recordings)
+    if count is not None and not 1 <= count <= len(episodes):
+        raise InputError(
+            f"{count} calls of {len(episodes)} episodes: calls of one episode depend on each "
+            "other, so each gives one. Record more episodes, or accept a higher risk"
+        )
+    order = np.random.default_rng(call_seed(seed)).permutation(len(episodes))[:count]
+
+    def one(number: int, calls: list[int]) -> list[int]:
+        return [calls[np.random.default_rng(call_seed(seed, number)).integers(len(calls))]]
+
+    return _replay(policy, episodes, sorted(order.tolist()), one, preprocessor, progress)[0]
+
+
+def recorded_episodes(
+    policy: Any,
+    recordings: Any,
+    *,
+    preprocessor: Processor | None = None,
+    progress: bool = True,
+) -> tuple[Context, list[int]]:
+    """Contexts of every call of every episode, and the number of the episode of each.
+
+    For ``calibrate(planner, contexts, unit="episode", episode_of=numbers)``; the arguments are
+    those of :func:`recorded_calls`.
+    """
+    episodes = _recordings(policy, recordings)
+    every = list(range(len(episodes)))
+    return _replay(policy, episodes, every, lambda _, calls: calls, preprocessor, progress)
+
+
+def _replay(
+    policy: Any,
+    episodes: Sequence[Recording],
+    chosen: Sequence[int],
+    draw: Callable[[int, list[int]], list[int]],
+    preprocessor: Processor | None,
+    progress: bool,
+) -> tuple[Context, list[int]]:
+    """Contexts of the drawn calls of the chosen episodes, and the episode of each."""
+    planner = planner_of(policy)
+    told: list[Context] = []
+    contexts: list[Context] = []
+    episode_of: list[int] = []
+    problems: list[str] = []
+
+    def answer(context: Context) -> Tensor:
+        told.append(context)
+        return torch.zeros(1, *planner.shape, device=planner.device, dtype=planner.dtype)
+
+    with bars(progress) as task, answered(policy, answer):
+        advance = task("recorded episodes", len(chosen))
+        for number in chosen:
+            name, frames_of = episodes[number]
+            try:
+                frames = frames_of()
+                for call in draw(number, list(range(0, len(frames), policy.config.n_action_steps))):
+                    for batch in _history(policy, frames, call, preprocessor, name):
+                        told.clear()
+                        policy.select_action(dict(batch))
+                    if not told:
+                        raise InputError(f"{name}: the policy did not plan at step {call}")
+                    contexts.append(told[0])
+                    episode_of.append(number)
+                    policy.reset()
+            except InputError as error:
+                problems.append(str(error))
+                policy.reset()
+            advance(1)
+    if problems:
+        more = f"\n... and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise InputError(
+            f"{len(problems)} of {len(chosen)} episodes cannot be used; none was left out "
+            "silently:\n" + "\n".join(problems[:5]) + more
+        )
+    return gather(contexts), episode_of
+
+
+def _history(
+    policy: Any, frames: Sequence[Frame], call: int, preprocessor: Processor | None, name: str
+) -> list[dict[str, Any]]:
+    """Observations after which a policy that was reset plans as at step ``call`` of the episode.
+
+    It plans at the first and then every n_action_steps; only the last n_obs_steps are remembered.
+    So the oldest one that it looks at is shown until the last falls on a step where it plans.
+    """
+    seen, every = policy.config.n_obs_steps, policy.config.n_action_steps
+    window = [max(0, call - back) for back in range(seen - 1, -1, -1)]
+    batches = {
+        step: as_batch(policy, frames[step], preprocessor, f"{name}, step {step}")
+        for step in sorted(set(window))
+    }
+    shown = 1 + every * -(-(seen - 1) // every)
+    return [batches[step] for step in [window[0]] * (shown - seen) + window]
+
+
+# -- where frames come from ------------------------------------------------------------------------
+
+
+def _recordings(policy: Any, recordings: Any) -> list[Recording]:
+    if isinstance(recordings, str | Path):
+        if (Path(recordings) / "meta" / "info.json").is_file():
+            raise InputError(
+                f"{recordings} is a LeRobot dataset; open it: "
+                f"LeRobotDataset(repo_id, root={str(recordings)!r})"
+            )
+        return [(str(path), partial(_Steps, path)) for path in files_in(recordings)]
+    if not (hasattr(recordings, "__getitem__") and hasattr(recordings, "__len__")):
+        raise InputError(
+            f"recordings is {type(recordings).__name__}; give a LeRobotDataset, a list of "
+            "observations, or a folder"
+        )
+    if not len(recordings):
+        raise InputError("recordings is empty; give at least one episode")
+    labels = _episode_of_each(recordings)
+    if labels is None:
+        if policy.config.n_obs_steps > 1:
+            raise InputError(
+                "observations have no episode_index, so that the "
+                f"{policy.config.n_obs_steps} that the policy looks at cannot be found; add it"
+            )
+        labels = np.arange(len(recordings))
+    places = {label: np.flatnonzero(labels == label) for label in np.unique(labels)}
+    return [(f"episode {label}", partial(_Part, recordings, at)) for label, at in places.items()]
+
+
+def _episode_of_each(recordings: Any) -> Any:
+    """Episode of each frame, (frames,); None if frames do not say."""
+    first = recordings[0]
+    if not isinstance(first, Mapping):
+        raise InputError(f"recordings yields {type(first).__name__}; give dicts of tensors")
+    if "episode_index" not in first:
+        return None
+    table = getattr(recordings, "hf_dataset", None)  # LeRobot's: the column, no image decoded
+    column = (
+        (_label(recordings[at], at) for at in range(len(recordings)))
+        if table is None
+        else table.with_format(None)["episode_index"]
+    )
+    return np.array([int(label) for label in column])
+
+
+def _label(frame: Any, at: int) -> int:
+    """Episode of a frame."""
+    if not isinstance(frame, Mapping):
+        raise InputError(f"frame {at} of recordings is {type(frame).__name__}; give dicts")
+    if "episode_index" not in frame:
+        raise InputError(
+            f"frame {at} of recordings has no episode_index, unlike frame 0; it has "
+            f"{', '.join(sorted(map(str, frame)))}. Add it to every frame, or to none"
+        )
+    try:
+        return int(frame["episode_index"])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"frame {at} of recordings has episode_index {frame['episode_index']!r}; give the "
+            "whole number of its episode"
+        ) from error
+
+
+class _Steps(Sequence[Frame]):
+    """Frames of a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._arrays = read_file(path)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def __getitem__(self, step: Any) -> Any:
+        return {key: values[step] for key, values in self._arrays.items()}
+
+
+class _Part(Sequence[Frame]):
+    """Frames of one episode of a dataset, without the history that ``delta_timestamps`` adds."""
+
+    def __init__(self, dataset: Any, positions: Any) -> None:
+        self._dataset = dataset
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def __getitem__(self, step: Any) -> Any:
+        frame = dict(self._dataset[int(self._positions[step])])
+        for key, deltas in (getattr(self._dataset, "delta_indices", None) or {}).items():
+            if 0 in deltas and key.startswith("observation."):
+                frame[key] = frame[key][deltas.index(0)]
+        return frame

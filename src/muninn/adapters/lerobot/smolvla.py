@@ -1,0 +1,224 @@
+"""LeRobot's SmolVLA: its flow-matching loop as a planner, the prefix of a call as its context.
+
+``VLAFlowMatching.sample_actions`` (LeRobot 0.4) draws x_1 unless it is given, computes keys and
+values of images, language and state once, then takes ``num_steps`` equal Euler steps from time 1
+to 0, each with one ``denoise_step``. A forecast step skips the expert; the prefix is computed once
+per call with or without a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muninn.adapters.lerobot import diffusion as lerobot_diffusion
+from muninn.adapters.lerobot.watch import require_plain
+from muninn.adapters.watch import require_lerobot_loop
+from muninn.certify.metrics import Metric
+from muninn.context import Context, concatenate
+from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
+from muninn.model.sampler import Sampler
+from muninn.model.solvers import euler
+
+_LOOP = "sample_actions"
+_STATE = "observation.state"
+_TOKENS = "observation.language.tokens", "observation.language.attention_mask"
+
+
+class EulerSteps(Sampler):
+    """Equal Euler steps that round as the loop's ``x + dt * v`` does."""
+
+    def __init__(self, steps: int) -> None:
+        self._move = -1.0 / steps
+        table = euler([*(1.0 + step * self._move for step in range(steps)), 0.0])
+        super().__init__(table.name, table.kind, table.steps, flow=True, details=table.describe())
+
+    def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
+        """Next state, as the loop computes it."""
+        return x + self._move * prediction
+
+
+@dataclass(frozen=True)
+class ActionExpert:
+    """The velocity at a prefix.
+
+    It holds the whole model, so that a certificate tells apart the vision and language parts too.
+
+    Attributes:
+        model: VLAFlowMatching.
+        periods: shortest and longest period of its time embedding, which no weight shows.
+    """
+
+    model: Any
+    periods: tuple[float, float]
+
+    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        velocity: Tensor = self.model.denoise_step(x_t=x, timestep=timestep, **context)
+        return velocity
+
+    @torch.no_grad()
+    def prefix(
+        self,
+        images: Sequence[Tensor],
+        img_masks: Sequence[Tensor],
+        lang_tokens: Tensor,
+        lang_masks: Tensor,
+        state: Tensor,
+    ) -> Context:
+        """Keys and values of what the expert attends to, as ``denoise_step`` takes them."""
+        lerobot = import_module("lerobot.policies.smolvla.modeling_smolvla")
+        embeddings, pad_masks, attention = self.model.embed_prefix(
+            images, img_masks, lang_tokens, lang_masks, state=state
+        )
+        _, keys_and_values = self.model.vlm_with_expert.forward(
+            attention_mask=lerobot.make_att_2d_masks(pad_masks, attention),
+            position_ids=torch.cumsum(pad_masks, dim=1) - 1,
+            past_key_values=None,
+            inputs_embeds=[embeddings, None],
+            use_cache=self.model.config.use_cache,
+            fill_kv_cache=True,
+        )
+        return {"prefix_pad_masks": pad_masks, "past_key_values": keys_and_values}
+
+
+def planner_of(policy: Any) -> Planner:
+    """The planner inside a SmolVLAPolicy; contexts are those of :func:`prefixes`.
+
+    Given the same noise, ``planner_of(policy).sample`` returns what ``policy.model.sample_actions``
+    returns, bit for bit: (batch, chunk_size, max_action_dim), padding included.
+
+    Raises:
+        InputError: the policy is in train mode, compiled or under autocast, guides with real-time
+            chunking, or overrides the loop.
+    """
+    model, config = policy.model, policy.config
+    device = require_plain(policy, model)
+    if state(policy)["real-time chunking"]:
+        raise InputError(
+            "real-time chunking (RTC) guides every step with the chunk before, which a cached step "
+            "does not see; set rtc_config to None to cache this policy"
+        )
+    if config.compile_model:
+        raise InputError("the loop is compiled; make the policy with compile_model=false")
+    if not config.use_cache:
+        raise InputError("use_cache is false: there is no prefix to keep; set use_cache=true")
+    require_lerobot_loop(model, _LOOP)
+    return Planner(
+        ActionExpert(model, (config.min_period, config.max_period)),
+        EulerSteps(config.num_steps),
+        (config.chunk_size, config.max_action_dim),
+        device=device,
+    )
+
+
+def loop(policy: Any) -> tuple[Any, str]:
+    """Where the sampling loop lives."""
+    return policy.model, _LOOP
+
+
+def state(policy: Any) -> dict[str, Any]:
+    """What may be changed after enabling."""
+    model = policy.model
+    return {
+        "train mode": policy.training,
+        "number of steps": policy.config.num_steps,
+        "real-time chunking": model._rtc_enabled()
+        or (model.rtc_processor is not None and model.rtc_processor.is_debug_enabled()),
+    }
+
+
+def arguments(
+    planner: Planner,
+    images: Sequence[Tensor],
+    img_masks: Sequence[Tensor],
+    lang_tokens: Tensor,
+    lang_masks: Tensor,
+    state: Tensor,
+    noise: Tensor | None = None,
+    *,
+    inference_delay: int | None = None,
+    prev_chunk_left_over: Tensor | None = None,
+    execution_horizon: int | None = None,
+) -> tuple[Context, Noise]:
+    """Context and noise of a call of ``sample_actions``, drawn in its order.
+
+    The last three belong to real-time chunking; without it LeRobot's loop does not read them.
+    """
+    expert = planner.denoiser
+    assert isinstance(expert, ActionExpert)
+    if noise is None:
+        noise = expert.model.sample_noise((len(state), *planner.shape), state.device)
+    context = expert.prefix(images, img_masks, lang_tokens, lang_masks, state)
+    return context, Noise(noise)
+
+
+def prefixes(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> Context:
+    """Contexts for calibration from observations: the prefix of every one.
+
+    Args:
+        policy: in eval mode.
+        batches: observations as the policy's preprocessor returns them: normalised, on the
+            policy's device, with the tokens of the task.
+
+    Raises:
+        InputError: the policy is in train mode, there is no batch, one lacks state, camera or
+            tokens, or their prefixes differ in length.
+    """
+    if policy.training:
+        raise InputError("the policy is in train mode; call policy.eval() first")
+    expert, found = planner_of(policy).denoiser, []
+    assert isinstance(expert, ActionExpert)
+    for number, batch in enumerate(batches):
+        missing = [key for key in (_STATE, *_TOKENS) if key not in batch]
+        cameras = list(policy.config.image_features)
+        if missing or not any(key in batch for key in cameras):
+            raise InputError(
+                f"batch {number} lacks {', '.join(missing) or ' or '.join(cameras)}; it has "
+                f"{', '.join(sorted(batch))}. Give what the policy's preprocessor returns"
+            )
+        # LeRobot rewrites the state in place for one kind of robot.
+        own = policy._prepare_batch({**batch, _STATE: batch[_STATE].clone()})
+        images, masks = policy.prepare_images(own)
+        tokens, seen = (own[key] for key in _TOKENS)
+        found.append(expert.prefix(images, masks, tokens, seen, policy.prepare_state(own)))
+    if not found:
+        raise InputError("batches holds no batch; give at least one")
+    lengths = {context["prefix_pad_masks"].shape[1] for context in found}
+    if len(lengths) > 1:
+        raise InputError(
+            f"the prefixes have {sorted(lengths)} tokens; contexts need one length: tokenise with "
+            "padding to max_length (pad_language_to='max_length')"
+        )
+    return concatenate(found)
+
+
+def executed_actions(
+    policy: Any,
+    postprocessor: Callable[[Tensor], Tensor],
+    limits: lerobot_diffusion.Limits | None = None,
+) -> Metric:
+    """A metric: how far the actions that the robot executes are apart, in their physical units.
+
+    These are the first ``n_action_steps`` of a chunk, without its padding; for the arguments see
+    the metric of the same name for DiffusionPolicy.
+    """
+    size = policy.config.action_feature.shape[0]
+    inner = lerobot_diffusion.executed_actions(policy, postprocessor, limits)
+
+    def unpadded(chunk: Tensor) -> Tensor:
+        actions = chunk[:, :, :size].clone()
+        aloha = policy.config.adapt_to_pi_aloha
+        encoded: Tensor = policy._pi_aloha_encode_actions(actions) if aloha else actions
+        return encoded
+
+    def deviation(full: Tensor, cached: Tensor) -> Tensor:
+        return inner(unpadded(full), unpadded(cached))
+
+    deviation.__qualname__ = inner.__qualname__
+    return deviation

@@ -1,1 +1,0 @@
-"""Benchmark worlds: problems, data, and closed-loop checks that a plan works."""

@@ -1,1 +1,0 @@
-"""`muninn bench latency`: every way to make one plan, timed side by side on one machine."""

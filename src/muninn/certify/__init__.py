@@ -1,0 +1,1 @@
+"""Choosing a program and proving what it promises."""

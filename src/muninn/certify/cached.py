@@ -1,0 +1,318 @@
+"""The verb of deployment: a planner plus its certificate is a fast planner."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from muninn.certify.certificate import Certificate
+from muninn.context import Context, form
+from muninn.engines.choose import runtime_for
+from muninn.engines.runtime import OnFailure, Runtime, log_once
+from muninn.errors import CertificateError, InputError
+from muninn.identity.arithmetic import arithmetic, switches
+from muninn.identity.comparison import differences
+from muninn.identity.reach import Places
+from muninn.identity.snapshot import Snapshot
+from muninn.identity.watch import Watch, in_train_mode
+from muninn.model.planner import Noise, Planner
+from muninn.programs.plan import Program
+from muninn.record import Record
+
+OnMismatch = Literal["error", "full"]
+State = Callable[[], dict[str, Any]]
+"""What a policy's certificate depends on besides its planner; cheap to read."""
+
+_PUT_BACK = "put that back, or calibrate the planner as it is now"
+OTHER_CODE = (
+    "network: a method, a hook or another function that it runs was replaced after the "
+    f"certificate was compared with it; {_PUT_BACK}"
+)
+OTHER_NETWORK = "network: its weights, settings or mode are no longer those of the certificate"
+
+
+class CachedPlanner:
+    """Runs the certified program. Build it with :func:`cache`.
+
+    Every call is compared with the certificate: arithmetic and context before it runs, the network
+    while the device is busy with it. ``on_mismatch`` says what happens to a call that does not
+    fit; the next one that fits is cached again.
+
+    Attributes:
+        planner: the user's planner, untouched.
+        certificate: the promise, or None where full compute runs instead.
+
+    Raises:
+        CertificateError: the certificate was made for another planner, and ``on_mismatch`` is
+            ``error``.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        certificate: Certificate | None,
+        on_failure: OnFailure = "full",
+        reason: str | None = None,
+        *,
+        on_mismatch: OnMismatch = "error",
+        state: State = dict,
+    ) -> None:
+        self.planner = planner
+        self.certificate = certificate
+        self.on_mismatch = on_mismatch
+        self._state = state
+        self._watch: Watch | None = None
+        self._rewritten: Places = {}  # by the network itself, whenever it is asked
+        self._identifying = threading.Lock()
+        self._unidentified: str | None = None  # what a fingerprint leaves out, as it was at first
+        self._judged = reason
+        if certificate is not None and (found := self._identify(certificate)):
+            reason = self._judged = (
+                f"the certificate was made for another program: {'; '.join(found)}. Calibrate this "
+                "planner, or pass on_mismatch='full' to run it uncached"
+            )
+            if on_mismatch == "error":
+                raise CertificateError(reason)
+            log_once(f"running full compute: {reason}")
+            self.certificate = certificate = self._watch = None
+        self._on_failure = on_failure
+        self._was = state()
+        self._set_up()
+
+    def _set_up(self) -> None:
+        planner, on_failure = self.planner, self._on_failure
+        full = Program.full(planner.sampler.kind)
+        if self.certificate is None:
+            self._full = runtime_for(planner, full, on_failure=on_failure)
+            return
+        self._runtime = runtime_for(planner, self.certificate.program, on_failure=on_failure)
+        # Eager: nothing is to be captured or compiled in the middle of a run.
+        self._full = Runtime(replace(planner, engine="eager"), full, on_failure=on_failure)
+
+    # -- does a call fit the certificate -------------------------------------------------------
+
+    @property
+    def reason(self) -> str | None:
+        """Why a call made here and now runs full compute instead of the program, or None.
+
+        :meth:`misfit` says what depends on the context of a call.
+        """
+        if self.certificate is None:
+            return self._judged
+        return self.other_arithmetic or self._look()()
+
+    @property
+    def other_arithmetic(self) -> str | None:
+        """Why the arithmetic in force is not the certificate's, or None; quicker than reason."""
+        if self.certificate is None:
+            return None
+        was, here = self.certificate.arithmetic, arithmetic(self.planner.device)
+        if was == here:
+            return None
+        return (
+            f"arithmetic: certificate {was or 'plain'}, call {here or 'plain'}; call with the "
+            "autocast and precision settings of calibration, or calibrate with those of the call"
+        )
+
+    def misfit(self, context: Context, rows: int) -> str | None:
+        """Why a call of some rows is not of the kind that was calibrated, or None."""
+        certificate = self.certificate
+        if certificate is None:
+            return None
+        if certificate.form is not None and (here := form(context)) != certificate.form:
+            found = differences("", certificate.form, here, "call")
+            return (
+                f"context: {'; '.join(found[:3])} (each is the shape of one row: a single call is "
+                "context[None]); give contexts like those calibrated, or calibrate with these"
+            )
+        return self.too_many(rows)
+
+    def too_many(self, rows: int) -> str | None:
+        """Why rows may not be run together, or None."""
+        if rows < 2 or self.certificate is None or self.certificate.together:
+            return None
+        return (
+            f"batch: the call has {rows} rows. Rows that are run together influence each other in "
+            "this network, so it was calibrated one row at a time; call it row by row"
+        )
+
+    def _look(self, since: Any = None) -> Callable[[], str | None]:
+        """Look at the network; the function that is returned says why it is another one, or None.
+
+        Between the two the device may work; ``since`` is from :meth:`Watch.mark`.
+        """
+        state = self._state()
+        if state != self._was:
+            found = differences("", self._was, state, "policy")
+            return lambda: f"policy: {'; '.join(found)}; {_PUT_BACK}"
+        change = None if self._watch is None else self._watch.change(since)
+        return lambda: self._judge("copied" if change is None else change())
+
+    def _judge(self, change: str | None) -> str | None:
+        """The network is identified again when its weights or settings have changed."""
+        if change == "code":
+            return OTHER_CODE
+        if change is not None and self.certificate is not None:
+            with self._identifying:
+                try:
+                    found = self._identify(self.certificate)
+                except Exception as error:  # weights without memory, say, or too little of it
+                    self._watch = None  # so that the next call tries again
+                    found = [f"{type(error).__name__}: {error}".partition("\n")[0]]
+            self._judged = f"{OTHER_NETWORK} ({'; '.join(found)}); {_PUT_BACK}" if found else None
+        return self._judged
+
+    def _identify(self, certificate: Certificate) -> list[str]:
+        """Fields in which the planner differs from its certificate; watches it from here on.
+
+        What the network rewrites by itself when it is asked is not watched.
+        """
+        denoiser, device = self.planner.denoiser, self.planner.device
+        self._watch = None  # lets go of weights that were replaced
+        before = Snapshot(denoiser, self.planner.condition)
+        other: list[str] = []
+        fits = switches(certificate.arithmetic) == switches(arithmetic(device))
+        if fits:  # else it is asked at the first call that has the certificate's precision
+            other = certificate.other_answers(
+                self.planner, lambda: self._rewritten.update(before.rewritten())
+            )
+        # Before weights are hashed: they may change meanwhile, and that is to be seen next time.
+        watch = Watch(denoiser, self.planner.condition, self._rewritten)
+        here = watch.unidentified()
+        self._unidentified = self._unidentified or here
+        if here != self._unidentified:
+            other.append("model: a part of it is another one than when the cache was made")
+        found = certificate.differences(self.planner) or other
+        if found and (mode := in_train_mode(denoiser)) is not None:
+            found.insert(0, f"model: a {mode} is in train mode")
+        self._watch = watch if fits else None
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has weights of its own, and identifies them at its first call."""
+        left = ("_identifying", "_runtime", "_full")
+        own = {name: value for name, value in vars(self).items() if name not in left}
+        return {**own, "_watch": None, "_rewritten": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _identifying=threading.Lock())
+        self._set_up()
+
+    # -- the call ------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        context: Context = None,
+        *,
+        noise: Noise | None = None,
+        generator: torch.Generator | None = None,
+    ) -> tuple[Tensor, Record]:
+        """Trajectories (batch, horizon, dim) and a record of what they took.
+
+        Takes what :meth:`Planner.sample` takes. ``record.bound`` bounds the deviation of each row
+        with probability ``1 - risk`` on average over calls; ``record.rank`` places its error
+        estimate among the calibration calls.
+
+        Raises:
+            CertificateError: the call does not fit the certificate, and ``on_mismatch`` is
+                ``error``. With ``full`` it is planned with full compute, and ``record.fallback``
+                says why.
+        """
+        noise = self.planner.prepare(context, noise, generator)
+        certificate = self.certificate
+        if certificate is None:
+            return self._in_full(context, noise, self._judged)
+        reason = self.other_arithmetic or self.misfit(context, len(noise.initial))
+        if reason is None:
+            looked: list[Callable[[], str | None]] = []
+            since = None if self._watch is None else self._watch.mark()
+            try:
+                trajectory, record = self._runtime.plan(
+                    context, noise, lambda: looked.append(self._look(since))
+                )
+                reason = looked[0]()
+            except Exception as error:
+                try:
+                    reason = self._look()()
+                except Exception:  # the first one says more
+                    raise error from None
+                if reason is None:
+                    raise
+            if reason is not None:
+                self._runtime.forget()  # it may have captured what the network is not
+        if reason is not None:
+            self.refuse(reason)
+            return self._in_full(context, noise, reason)
+        bound = certificate.bound(record.estimate)
+        if certificate.reference is None:  # a fall-back is the full plan itself
+            bound[[reason is not None for reason in record.fallback]] = 0.0
+        return trajectory, replace(record, bound=bound, rank=certificate.rank(record.estimate))
+
+    def refuse(self, reason: str) -> None:
+        """Say that something does not fit the certificate, as the user wants it said.
+
+        Raises:
+            CertificateError: ``on_mismatch`` is ``error``.
+        """
+        if self.on_mismatch == "error":
+            raise CertificateError(
+                f"{reason}. With on_mismatch='full' such calls are planned with full compute"
+            )
+        log_once(f"running full compute: {reason}")
+
+    def _in_full(self, context: Context, noise: Noise, reason: str | None) -> tuple[Tensor, Record]:
+        trajectory, record = self._full.plan(context, noise)
+        return trajectory, replace(record, fallback=(reason,) * len(trajectory))
+
+
+def cache(
+    planner: Planner,
+    certificate: Certificate | str | Path,
+    *,
+    on_mismatch: OnMismatch = "error",
+    on_failure: OnFailure = "full",
+    state: State = dict,
+) -> CachedPlanner:
+    """A fast planner that keeps its certificate's promise.
+
+    Args:
+        planner: the planner that was calibrated.
+        certificate: the certificate, or the path of its file.
+        on_mismatch: what to do if the file cannot be read or was made for another program, or if
+            a later call does not fit it (the network was changed, other autocast, another kind of
+            context): ``error`` raises, ``full`` runs full compute and says so in every record.
+        on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
+            compute for it, ``error`` raises.
+        state: what else the certificate depends on, for adapters; compared at every call.
+
+    Raises:
+        CertificateError: names the fields that differ, with ``on_mismatch="error"``.
+        InputError: what is given is neither a certificate nor a path.
+    """
+    if on_mismatch not in ("error", "full"):
+        raise InputError(f"on_mismatch is 'error' or 'full', got {on_mismatch!r}")
+    if not isinstance(certificate, Certificate | str | PathLike):
+        raise InputError(
+            "certificate is a Certificate or the path of its file, got "
+            f"{certificate!r:.80}; muninn.calibrate(planner, ...) makes one"
+        )
+    try:
+        if not isinstance(certificate, Certificate):
+            certificate = Certificate.load(certificate)
+    except CertificateError as error:
+        if on_mismatch == "error":
+            raise
+        log_once(f"running full compute: {error}")
+        return CachedPlanner(planner, None, on_failure, str(error))
+    fast = CachedPlanner(planner, certificate, on_failure, on_mismatch=on_mismatch, state=state)
+    if fast.certificate is not None:
+        for words in certificate.caveats(planner):
+            log_once(words)
+    return fast

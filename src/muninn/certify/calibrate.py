@@ -1,0 +1,290 @@
+"""Certify: choose the most aggressive program whose whole-call deviation keeps the promise.
+
+The proof is in docs/certificate.md. In short: for each unit the family is scanned from
+conservative to aggressive, the running maximum of its deviation is monotone by construction, and
+an order statistic over units picks the member. Nothing is assumed about the network, the
+sampler or the metric; only that calibration units are exchangeable with those to come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from muninn.certify.certificate import Certificate, library_versions
+from muninn.certify.examine import CALLS, Examined, examine, require_eval
+from muninn.certify.journal import Journal, code_digest
+from muninn.certify.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
+from muninn.certify.paired import PairedCalls, call_seed
+from muninn.certify.risk import require_risk, require_units, units_needed
+from muninn.certify.scan import choose_among, fit_bound
+from muninn.certify.tune import Objective, tune_family
+from muninn.certify.units import ClosedLoop, Episodes, OpenLoop, UnitName, Units
+from muninn.context import Context, require_rows
+from muninn.errors import CalibrationError, InputError
+from muninn.identity.arithmetic import arithmetic
+from muninn.identity.digest import digest
+from muninn.model.planner import Planner
+from muninn.numbers import number, whole
+from muninn.programs.plan import Family
+from muninn.progress import bars
+
+
+def calibrate(
+    planner: Planner,
+    calls: Context | Episodes | int,
+    *,
+    tolerance: Tolerance,
+    risk: float = 0.05,
+    confidence: float | None = 0.95,
+    metric: str | Metric = "rms_step",
+    unit: UnitName | None = None,
+    episode_of: Sequence[int] | None = None,
+    family: Family | None = None,
+    objective: Objective = "evaluations",
+    reference: Planner | None = None,
+    seed: int = 0,
+    batch_size: int = 32,
+    resume: str | Path | None = None,
+    progress: bool = True,
+) -> Certificate:
+    """Find the cheapest cached program that keeps a promise, and certify it.
+
+    Call it as the planner will be called: under the same autocast and with the same TF32 switches.
+    The certificate records them, and calls made otherwise run full compute.
+
+    Args:
+        planner: what will be deployed.
+        calls: contexts like those to come, batched (one row per call); or :class:`Episodes` for
+            a closed-loop certificate; or a number of calls for a planner without context.
+        tolerance: largest acceptable deviation, a number or ``tolerance(context) -> (batch,)``.
+        risk: share of units that may exceed it.
+        confidence: probability, over calibration draws, that the risk is kept. None gives the
+            marginal certificate: the risk is kept on average over calibration draws.
+        metric: ``rms_step``, ``max_step``, ``executed:N`` or ``(full, cached) -> (batch,)``.
+        unit: ``call`` (default) or ``episode`` (default for :class:`Episodes`).
+        episode_of: episode number of each call, for ``unit="episode"`` with given contexts.
+        family: a frozen family; by default one is tuned on a split of its own.
+        objective: what tuning minimises, ``evaluations`` or measured ``time``.
+        reference: planner whose full compute is the truth (say in higher precision); by default
+            ``planner`` itself.
+        seed: of splits and noise.
+        batch_size: calls run together during calibration.
+        resume: journal file; an interrupted calibration started again with it goes on where it
+            stopped and ends with the same certificate.
+        progress: show progress bars.
+
+    Raises:
+        InputError: an argument is out of range or does not fit, or the network is in train mode.
+        CalibrationError: too few units (the message says how many are needed); full compute does
+            not repeat itself; calls that are run together influence each other; not even full
+            compute keeps the promise against ``reference`` or on the planner's engine; or a
+            journal cannot be resumed.
+    """
+    if not isinstance(planner, Planner):
+        raise InputError(f"planner is a muninn.Planner, got {type(planner).__name__}")
+    risk = number("risk", risk)
+    confidence = None if confidence is None else number("confidence", confidence)
+    seed, batch_size = whole("seed", seed), whole("batch_size", batch_size, at_least=1)
+    require_risk(risk, confidence)
+    if not callable(tolerance):
+        tolerance = require_tolerance(number("tolerance", tolerance))
+    for name, given, kind in (("family", family, Family), ("reference", reference, Planner)):
+        if given is not None and not isinstance(given, kind):
+            raise InputError(f"{name} is a {kind.__name__} or None, got {type(given).__name__}")
+    if len(planner.sampler) < 2:
+        raise InputError("a sampler with one step has nothing to cache; use the planner as it is")
+    name, deviation = resolve(metric)
+    unit = unit or ("episode" if isinstance(calls, Episodes) else "call")
+    if unit not in ("call", "episode"):
+        raise InputError(f"unit is 'call' or 'episode', got {unit!r}")
+    require_eval(planner)
+    if reference is not None:
+        require_eval(reference, "the reference")
+    units = _units(
+        planner, calls, deviation, tolerance, unit, episode_of, seed, batch_size, reference
+    )
+    in_force = arithmetic(planner.device)
+    split = split_units(units.count, risk, confidence, tune=family is None, seed=seed)
+    settings = {
+        "tolerance": metric_name(tolerance) if callable(tolerance) else tolerance,
+        "risk": risk,
+        "confidence": confidence,
+        "metric": name,
+        "unit": unit,
+        "objective": objective,
+        "seed": seed,
+        "batch_size": batch_size,
+    }
+    identity: dict[str, Any] = {}
+    if resume is not None:
+        identity = {
+            "planner": planner.identity(),
+            "arithmetic": in_force,
+            "reference": None if reference is None else reference.identity(),
+            "calls": units.identity(),
+            "family": None if family is None else family.to_json(),
+            "settings": settings,
+            "metric": digest(deviation, "metric"),
+            "tolerance": digest(tolerance, "tolerance"),
+            "versions": {**library_versions(), "code": code_digest()},
+        }
+    journal = Journal(resume, identity)
+    rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
+    batch = 1 if isinstance(calls, Episodes) else batch_size
+    examined = _examined("planner", planner, units, batch, journal)
+    repeats = examined.repeats
+    if reference is not None:
+        repeats &= _examined("reference", reference, units, batch, journal).repeats
+    with bars(progress) as task:
+        if family is None:
+            # Kept in the journal: measured times may choose another family next time.
+            if (stored := journal.get("family")) is None:
+                tuning = units.for_tuning(split["tune"])
+                share = (rank - 1) / len(split["certify"])
+                family = tune_family(
+                    tuning, tolerance, share, objective=objective, journal=journal, task=task
+                )
+                journal.put("family", family.to_json())
+            else:
+                family = Family.from_json(stored)
+        # Full compute deviates by nothing only where it is the very same computation.
+        check_full = reference is not None or planner.engine != "eager" or not repeats
+        member, outcomes, realised = choose_among(
+            units, family, split["certify"], rank - 1, check_full, journal, task
+        )
+        bound = fit_bound(units, family, member, outcomes, split["bound"], risk, journal, task)
+    estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])
+    estimates = estimates[~np.isnan(estimates)]  # of calls that fell back
+    return Certificate(
+        identity=planner.identity(examined.left_out),
+        reference=None if reference is None else reference.identity(),
+        family=family,
+        member=member,
+        tolerance=None if callable(tolerance) else float(tolerance),
+        tolerance_name=metric_name(tolerance) if callable(tolerance) else None,
+        risk=risk,
+        confidence=confidence,
+        unit=unit,
+        loop=units.loop,
+        metric=name,
+        batch_size=batch_size,
+        counts={part: len(members) for part, members in split.items()},
+        seed=seed,
+        realised=realised,
+        estimates=np.asarray(estimates, dtype=np.float64),
+        bound=bound,
+        versions=library_versions(),
+        arithmetic=in_force,
+        form=units.form,
+        together=examined.together,
+        questions=examined.questions,
+        unasked=examined.unasked,
+    )
+
+
+def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Journal) -> Examined:
+    """The examination of a planner; of one that is resumed, the answers it gave before.
+
+    Raises:
+        CalibrationError: the network of a resumed calibration answers otherwise than it did.
+    """
+    stored = journal.get(f"examined/{name}")
+    if stored is None:
+        context, noise = units.examples(CALLS)
+        examined = examine(planner, context, noise.to(planner.dtype), batch)
+        code = _code(planner, examined, journal)
+        journal.put(f"examined/{name}", [examined.to_json(), units.form, code])
+        return examined
+    examined, units.form = Examined.from_json(stored[0]), stored[1]
+    if stored[2] != _code(planner, examined, journal):
+        raise CalibrationError(
+            f"the journal belongs to another calibration: the {name}'s network or condition is "
+            "another one. Delete the journal, or resume with what it was started with"
+        )
+    if examined.questions is not None:
+        in_force = arithmetic(planner.device)
+        other = examined.questions.difference(
+            planner.denoiser, planner.condition, planner.device, in_force
+        )
+        if other is not None:
+            raise CalibrationError(
+                f"the journal belongs to another calibration: the {name}'s network is another "
+                f"one, {other}. Delete the journal, or resume with the network it was started with"
+            )
+    return examined
+
+
+def _code(planner: Planner, examined: Examined, journal: Journal) -> str | None:
+    """Digest of a network that has no answers to be known by, where it must be known again."""
+    if examined.questions is not None or not journal.kept:
+        return None
+    return digest([planner.denoiser, planner.condition], "the planner's denoiser")
+
+
+def _units(
+    planner: Planner,
+    calls: Context | Episodes | int,
+    metric: Metric,
+    tolerance: Tolerance,
+    unit: UnitName,
+    episode_of: Sequence[int] | None,
+    seed: int,
+    chunk: int,
+    reference: Planner | None,
+) -> Units:
+    if isinstance(calls, Episodes):
+        return ClosedLoop(planner, calls, metric, tolerance, unit, seed, reference or planner)
+    if calls is None or (isinstance(calls, int) and calls < 1):
+        raise InputError(
+            "calls holds no call; give batched contexts (one row per call), Episodes, or a number "
+            "of calls for a planner without context"
+        )
+    count = calls if isinstance(calls, int) else require_rows(calls)
+    paired = PairedCalls(
+        planner,
+        None if isinstance(calls, int) else calls,
+        count,
+        metric,
+        call_seed(seed, 0),
+        reference=reference,
+        batch=chunk,
+    )
+    return OpenLoop(paired, tolerance, unit, episode_of)
+
+
+def _split_sizes(count: int, risk: float, tune: bool) -> dict[str, int]:
+    bound = max(units_needed(risk, None), round(0.15 * count))
+    tuning = max(16, round(0.25 * count)) if tune else 0
+    return {"tune": tuning, "certify": count - bound - tuning, "bound": bound}
+
+
+def split_units(
+    count: int, risk: float, confidence: float | None, *, tune: bool, seed: int
+) -> dict[str, list[int]]:
+    """Disjoint random splits for tuning, certifying and the per-call bound.
+
+    Raises:
+        CalibrationError: too few units; says how many are needed in all.
+    """
+    sizes = _split_sizes(count, risk, tune)
+    fewest = units_needed(risk, confidence)
+    if sizes["certify"] < fewest:
+        needed = max(count, fewest)
+        while _split_sizes(needed, risk, tune)["certify"] < fewest:
+            needed += 1
+        raise CalibrationError(
+            f"{count} calls or episodes are too few for risk {risk:g} at "
+            f"{'the marginal version' if confidence is None else f'confidence {confidence:g}'}: "
+            f"give at least {needed}, or accept a higher risk"
+        )
+    order = np.random.default_rng(seed).permutation(count)
+    parts: dict[str, list[int]] = {}
+    at = 0
+    for part, size in sizes.items():
+        parts[part] = sorted(order[at : at + size].tolist())
+        at += size
+    return parts

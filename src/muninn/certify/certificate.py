@@ -1,0 +1,290 @@
+"""The certificate: what was promised, for which program, from which calls. One safetensors file."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from muninn.certify import certificate_file
+from muninn.certify.questions import Questions
+from muninn.certify.unchecked import UNCHECKED
+from muninn.errors import CertificateError, MuninnError
+from muninn.identity.arithmetic import Arithmetic
+from muninn.identity.comparison import differences, generation, older
+from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
+from muninn.programs.plan import Family, Program
+
+
+def library_versions() -> dict[str, str]:
+    """Versions that can change what a program computes."""
+    try:
+        own = metadata.version("muninn-diffusion")
+    except metadata.PackageNotFoundError:
+        own = "0.0.0"
+    return {"muninn": own, "torch": torch.__version__, "python": platform.python_version()}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Per-call bound on the deviation: ``Dhat = max(m(A) + quantile, 0)``.
+
+    ``m`` is an isotonic fit of the deviation on the accumulated estimate ``A``; ``quantile`` is
+    the conformal residual of calls that had no part in the fit or in choosing the member.
+
+    Attributes:
+        estimate, deviation: knots of m, both increasing.
+        quantile: residual added to it.
+    """
+
+    estimate: FloatArray
+    deviation: FloatArray
+    quantile: float
+
+    def fitted(self, estimate: FloatArray) -> FloatArray:
+        """``m(A)``; a call whose estimate is missing (NaN) counts as the hardest."""
+        known = np.where(np.isnan(estimate), np.inf, estimate)
+        return np.asarray(np.interp(known, self.estimate, self.deviation))
+
+    def __call__(self, estimate: FloatArray) -> FloatArray:
+        """Dhat of calls with the given accumulated estimates."""
+        fitted = self.fitted(estimate)
+        result: FloatArray = np.maximum(fitted + self.quantile, 0.0)
+        return result
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """A promise about one program, and everything needed to check that it is the one deployed.
+
+    Attributes:
+        identity: :meth:`Planner.identity` of the calibrated planner.
+        reference: identity of the planner whose full compute is the truth; None if its own.
+        family: the frozen family.
+        member: which one was certified; 0 is full compute.
+        tolerance: in units of the metric; None if it is a function of the context.
+        tolerance_name: its name if it is a function.
+        risk: share of units that may exceed the tolerance.
+        confidence: probability over calibrations that the risk is kept; None is marginal.
+        unit: ``call`` or ``episode``.
+        loop: ``open`` (contexts were given) or ``closed`` (each member drove its own episodes).
+        metric: name of the deviation.
+        batch_size: rows per call during calibration.
+        counts: units in the tune, certify and bound splits.
+        seed: of splits and noise.
+        realised: per scanned member: evaluations, deviation and violations on the certify split.
+        estimates: sorted accumulated estimates of the certified member on the certify split.
+        bound: per-call bound.
+        versions: libraries at calibration.
+        arithmetic: :func:`muninn.identity.arithmetic.arithmetic` in force at calibration. Compared at every
+            call, not when the certificate is loaded: that is done outside of autocast.
+        form: :func:`muninn.context.form` of the calibrated contexts; None in an older file.
+        together: rows of one call did not influence each other, so that calls may have any number
+            of rows. Otherwise one row at a time was calibrated, and is all that may be run.
+        questions: stored questions and the network's answers to them.
+        unasked: why there are none, or None.
+        schema: of the file; 1 has neither questions nor form.
+    """
+
+    identity: dict[str, Any]
+    reference: dict[str, Any] | None
+    family: Family
+    member: int
+    tolerance: float | None
+    tolerance_name: str | None
+    risk: float
+    confidence: float | None
+    unit: str
+    loop: str
+    metric: str
+    batch_size: int
+    counts: dict[str, int]
+    seed: int
+    realised: list[dict[str, Any]]
+    estimates: FloatArray
+    bound: Bound
+    versions: dict[str, str]
+    arithmetic: Arithmetic = None
+    form: dict[str, Any] | None = None
+    together: bool = True
+    questions: Questions | None = None
+    unasked: str | None = None
+    schema: int = certificate_file.SCHEMA
+
+    @property
+    def program(self) -> Program:
+        """The certified program."""
+        return self.family.member(self.member)
+
+    def rank(self, estimate: FloatArray) -> FloatArray:
+        """Share of calibration calls whose accumulated estimate was smaller; 1 if it is missing."""
+        place = np.searchsorted(self.estimates, estimate) / max(len(self.estimates), 1)
+        result: FloatArray = np.where(np.isnan(estimate), 1.0, place)
+        return result
+
+    def promise(self) -> str:
+        """The promise in one plain sentence."""
+        size = (
+            f"{self.tolerance:g}"
+            if self.tolerance is not None
+            else f"{self.tolerance_name}(context)"
+        )
+        what = "calls" if self.unit == "call" else "episodes (worst call)"
+        if self.loop == "closed" and self.unit == "call":
+            what = "episodes, looked at in one call drawn at random,"
+        certainty = (
+            "averaged over calibrations"
+            if self.confidence is None
+            else f"with confidence {self.confidence:.0%} over the calibration draw"
+        )
+        return (
+            f"At most {self.risk:.1%} of new {what} deviate from full compute by more than {size} "
+            f"({self.metric}), {certainty}, for contexts like those calibrated ({self.loop} loop)."
+        )
+
+    # -- matching ----------------------------------------------------------------------------
+
+    def mismatches(self, planner: Planner) -> list[str]:
+        """Fields in which a planner differs from the calibrated one, readable; [] if none.
+
+        The network is asked the stored questions where all else agrees.
+        """
+        return self.differences(planner) or self.other_answers(planner)
+
+    def differences(self, planner: Planner) -> list[str]:
+        """Mismatches that can be seen without running the network: weights, sampler, versions.
+
+        What the calibrated network was seen to rewrite by itself is left out.
+        """
+        if self.schema == 1:
+            here = older(planner.identity(older=True))
+        else:
+            here = planner.identity(self.identity["model"].get("left_out", ()))
+        found = differences("", self.identity, here)
+        now = library_versions()
+        for library in ("muninn", "torch"):
+            was, is_now = self.versions[library], now[library]
+            if generation(was) != generation(is_now):
+                found.append(f"versions.{library}: certificate {was}, here {is_now}")
+        return found
+
+    def other_answers(self, planner: Planner, after: Callable[[], None] | None = None) -> list[str]:
+        """Ask the network the stored questions; how its answers differ, or [].
+
+        Its buffers and all random generators are left as they were.
+
+        Args:
+            planner: what is to be deployed.
+            after: called whenever the network has answered.
+        """
+        if self.questions is None:
+            return []
+        difference = self.questions.difference(
+            planner.denoiser, planner.condition, planner.device, self.arithmetic, after
+        )
+        return [] if difference is None else [f"network: {difference}"]
+
+    def caveats(self, planner: Planner) -> list[str]:
+        """What a user of this certificate should be told, in words."""
+        elsewhere = None if self.questions is None else self.questions.elsewhere(planner.device)
+        said = [] if elsewhere is None else [elsewhere]
+        return said + [f"not checked: {words}" for words in self._own_unchecked()]
+
+    def unchecked(self) -> list[str]:
+        """What nobody checks when this certificate is used, in words."""
+        return [*self._own_unchecked(), *UNCHECKED]
+
+    def _own_unchecked(self) -> list[str]:
+        own = []
+        if self.schema == 1:
+            own.append(
+                "this file is of an older kind: it holds no questions to the network and no form "
+                "of its contexts, so that the same weights in another computation are accepted"
+            )
+        elif self.questions is None:
+            own.append(f"this network's answers: {self.unasked or 'none were stored'}")
+        if self.identity["model"]["weights"] is None:
+            own.append("this network's weights: none were found")
+        return own
+
+    # -- the file ----------------------------------------------------------------------------
+
+    def _json(self) -> dict[str, Any]:
+        data = {
+            "schema": self.schema,
+            "identity": self.identity,
+            "reference": self.reference,
+            "family": self.family.to_json(),
+            "member": self.member,
+            "tolerance": self.tolerance,
+            "tolerance_name": self.tolerance_name,
+            "risk": self.risk,
+            "confidence": self.confidence,
+            "unit": self.unit,
+            "loop": self.loop,
+            "metric": self.metric,
+            "batch_size": self.batch_size,
+            "counts": self.counts,
+            "seed": self.seed,
+            "realised": self.realised,
+            "bound_quantile": self.bound.quantile,
+            "versions": self.versions,
+        }
+        if self.schema > 1:
+            data |= {"form": self.form, "together": self.together, "unasked": self.unasked}
+        # Named only where it is not torch's own, so that older certificates stay what they were.
+        return data if self.arithmetic is None else {**data, "arithmetic": self.arithmetic}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the certificate; the file appears whole or not at all."""
+        data, arrays = (
+            self._json(),
+            {
+                "estimates": self.estimates,
+                "bound_estimate": self.bound.estimate,
+                "bound_deviation": self.bound.deviation,
+            },
+        )
+        if self.questions is not None:
+            data["questions"], asked = self.questions.to_file()
+            arrays |= asked
+        return certificate_file.write(Path(path), data, arrays)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Certificate:
+        """Read a certificate.
+
+        Raises:
+            CertificateError: names the field that is missing, damaged or too new.
+        """
+        path = Path(path)
+        data, arrays = certificate_file.read(path)
+        asked = data.get("questions")
+        try:
+            return cls(
+                family=Family.from_json(data["family"]),
+                bound=Bound(
+                    arrays["bound_estimate"], arrays["bound_deviation"], data["bound_quantile"]
+                ),
+                estimates=arrays["estimates"],
+                arithmetic=data.get("arithmetic"),
+                questions=None if asked is None else Questions.from_file(asked, arrays),
+                **{name: data[name] for name in _PLAIN},
+                **{name: data[name] for name in _SINCE_2 if data["schema"] > 1},
+            )
+        except (KeyError, TypeError, MuninnError) as error:
+            raise CertificateError(f"{path}: field {error} is missing or malformed") from error
+
+
+_PLAIN = (
+    "identity", "reference", "member", "tolerance", "tolerance_name", "risk", "confidence",
+    "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions", "schema",
+)  # fmt: skip
+_SINCE_2 = ("form", "together", "unasked")

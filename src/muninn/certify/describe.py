@@ -1,0 +1,58 @@
+"""A certificate in words and tables, for a person at a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from muninn.certify.certificate import Certificate
+
+
+def print_certificate(console: Console, certificate: Certificate) -> None:
+    """Everything a certificate says, in order of what a person asks first."""
+    console.print(f"[bold]Promise[/]  {certificate.promise()}")
+    console.print(
+        "[bold]Not promised[/]  What happens in the remaining calls, safety of any plan, or "
+        "contexts unlike those calibrated."
+    )
+    facts = Table(show_header=False, box=None)
+    identity, counts = certificate.identity, certificate.counts
+    sampler, forecast = identity["sampler"], certificate.family.forecast
+    rows = {
+        "program": f"member {certificate.member} of the {certificate.family.name} family "
+        f"(0 is full compute, {len(certificate.family) - 1} the most aggressive)",
+        "plan": str(certificate.program.plan.to_json()),
+        "forecast": f"{forecast.quantity}, order {forecast.order}, "
+        f"look-back {'on' if forecast.look_back else 'off'}",
+        "per-call bound": f"Dhat = max(m(A) + {certificate.bound.quantile:.4g}, 0), covers with "
+        f"probability {1 - certificate.risk:g} on average over calls",
+        "calibrated on": f"{counts['certify']} {certificate.unit}s to certify, {counts['bound']} "
+        f"for the bound, {counts['tune']} to tune; seed {certificate.seed}, batch "
+        f"{certificate.batch_size}",
+        "model": f"{identity['model']['denoiser']}, {identity['model']['parameters']:,} numbers, "
+        f"weights {identity['model']['weights'] or 'not found: cannot be checked'}",
+        "guidance": str(identity["model"]["guidance"]),
+        "sampler": ", ".join(f"{key} {value}" for key, value in sampler.items()),
+        "runs on": f"{identity['device']}, {identity['dtype']}, shape {identity['shape']}, "
+        f"engine {identity.get('engine', 'eager')}, arithmetic "
+        + (str(certificate.arithmetic) if certificate.arithmetic else "torch's default"),
+        "versions": ", ".join(f"{key} {value}" for key, value in certificate.versions.items()),
+    }
+    for name, value in rows.items():
+        facts.add_row(f"[bold]{name}[/]", value)
+    console.print(facts)
+    scan = Table(title="Scan of the family on the certify split")
+    for heading in ("member", "evaluations", "deviation p95", "violations", "accepted"):
+        scan.add_column(heading, justify="right")
+    for row in certificate.realised:
+        scan.add_row(
+            str(row["member"]),
+            f"{row['evaluations_mean']:.1f}",
+            f"{row['deviation_p95']:.4f}",
+            f"{row['violations']} of {row['units']}",
+            "yes" if row["accepted"] else "no (stopped)",
+        )
+    console.print(scan)
+    console.print("[bold]Not checked[/] when this certificate is used:")
+    for words in certificate.unchecked():
+        console.print(f"- {words}", markup=False, highlight=False)

@@ -1,0 +1,133 @@
+"""Deviation metrics: how far a cached trajectory is from the full one, in units a user chose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.context import Context
+from muninn.errors import InputError
+from muninn.model.schedule import FloatArray
+
+Metric = Callable[[Tensor, Tensor], Tensor]
+Tolerance = float | Callable[[Context], Tensor]
+
+
+def rms_step(full: Tensor, cached: Tensor) -> Tensor:
+    """Root-mean-square distance per time step, ``||full - cached||_F / sqrt(horizon)``, (batch,).
+
+    The metric of the paper: all channels count, in the coordinates of the model.
+
+    >>> rms_step(torch.zeros(1, 4, 2), torch.ones(1, 4, 2))
+    tensor([1.4142])
+    """
+    distance: Tensor = torch.linalg.vector_norm((full - cached).flatten(1), dim=1)
+    return distance / math.sqrt(full.shape[1])
+
+
+def max_step(full: Tensor, cached: Tensor) -> Tensor:
+    """Largest Euclidean distance at any time step, (batch,)."""
+    gap = (full - cached).flatten(2) if full.ndim > 2 else (full - cached)[..., None]
+    distance: Tensor = torch.linalg.vector_norm(gap, dim=2)
+    return distance.amax(dim=1)
+
+
+def executed(steps: int, metric: Metric = max_step) -> Metric:
+    """A metric that sees only the first ``steps`` time steps, the ones a robot executes."""
+    if steps < 1:
+        raise InputError(f"an executed prefix needs at least one step, got {steps}")
+
+    def deviation(full: Tensor, cached: Tensor) -> Tensor:
+        if full.shape[1] < steps:
+            raise InputError(f"the plan has {full.shape[1]} steps, fewer than the prefix {steps}")
+        return metric(full[:, :steps], cached[:, :steps])
+
+    deviation.__qualname__ = f"executed:{steps}:{metric_name(metric)}"
+    return deviation
+
+
+METRICS: dict[str, Metric] = {"rms_step": rms_step, "max_step": max_step}
+
+
+def metric_name(metric: Callable[..., Tensor]) -> str:
+    """The name a certificate records."""
+    return getattr(metric, "__qualname__", type(metric).__qualname__)
+
+
+def resolve(metric: str | Metric) -> tuple[str, Metric]:
+    """Name and function of a metric.
+
+    A name is one of ``rms_step``, ``max_step``, or ``executed:N`` for the largest deviation over
+    the first N steps; anything callable is taken as it is.
+    """
+    if callable(metric):
+        return metric_name(metric), metric
+    if not isinstance(metric, str):
+        raise InputError(
+            f"metric is a name or a callable (full, cached) -> (batch,), got {metric!r:.60}"
+        )
+    if metric in METRICS:
+        return metric, METRICS[metric]
+    head, _, tail = metric.partition(":")
+    count, _, inner = tail.partition(":")
+    if head == "executed" and count.isdigit() and inner in ("", *METRICS):
+        chosen = executed(int(count), METRICS[inner or "max_step"])
+        return metric_name(chosen), chosen
+    raise InputError(
+        f"unknown metric {metric!r}; choose from {', '.join(METRICS)}, executed:N, or pass a "
+        "callable (full, cached) -> (batch,)"
+    )
+
+
+def measure(metric: Metric, full: Tensor, cached: Tensor) -> FloatArray:
+    """Deviations as float64 (batch,), checked.
+
+    Raises:
+        InputError: if the metric returns another shape, NaN, infinity or a negative value.
+    """
+    value = metric(full, cached)
+    if not isinstance(value, Tensor):
+        value = torch.as_tensor(value)
+    if value.shape != full.shape[:1]:
+        raise InputError(
+            f"the metric returned shape {tuple(value.shape)} for {full.shape[0]} calls; "
+            "it must return one number per call, shape (batch,)"
+        )
+    result = value.detach().to("cpu", torch.float64).numpy()
+    bad = ~np.isfinite(result) | (result < 0.0)
+    if bad.any():
+        raise InputError(
+            f"the metric returned {result[bad][0]} for a call; it must be finite and at least 0"
+        )
+    return np.asarray(result, dtype=np.float64)
+
+
+def tolerances(tolerance: Tolerance, context: Context, rows: int) -> FloatArray:
+    """The tolerance of each call, (rows,), checked to be positive and finite."""
+    if not callable(tolerance):
+        return np.full(rows, require_tolerance(tolerance))
+    value = torch.as_tensor(tolerance(context)).detach().to("cpu", torch.float64).numpy()
+    if value.shape != (rows,):
+        raise InputError(
+            f"the tolerance function returned shape {value.shape} for {rows} calls; "
+            "it must return one number per call"
+        )
+    if not np.isfinite(value).all() or (value <= 0.0).any():
+        raise InputError(
+            f"the tolerance function returned {value.min():g}; every tolerance must be finite and "
+            "above 0"
+        )
+    return np.asarray(value, dtype=np.float64)
+
+
+def require_tolerance(tolerance: float) -> float:
+    """The number, if it is a usable tolerance."""
+    if not (np.isfinite(tolerance) and tolerance > 0.0):
+        raise InputError(
+            f"tolerance must be a finite number above 0 in the units of the metric, got {tolerance}"
+        )
+    return float(tolerance)

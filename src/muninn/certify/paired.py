@@ -1,0 +1,173 @@
+"""Paired runs: a program and full compute on the same calls with the same noise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from muninn.certify.metrics import Metric, Tolerance, measure, resolve, tolerances
+from muninn.context import Context, batch_size, select
+from muninn.engines.choose import runtime_for
+from muninn.engines.runtime import Runtime
+from muninn.errors import DenoiserError, InputError
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import FloatArray
+from muninn.programs.plan import Program
+
+
+def call_seed(seed: int, *position: int) -> int:
+    """Seed of one call's noise, independent of batch, split and order.
+
+    The length is hashed too: a SeedSequence pads with zeros, so that an episode's own seed would
+    else be the seed of its first call, and a world drawn from it would know the noise.
+    """
+    entropy = np.random.SeedSequence([seed, len(position), *position]).generate_state(2, np.uint32)
+    return int(entropy[0]) << 31 | int(entropy[1]) >> 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Outcome of a program on some calls, one entry per call.
+
+    Attributes:
+        deviation: from the full trajectory, in the metric.
+        estimate: accumulated error estimate of the runtime.
+        evaluations: denoiser evaluations.
+    """
+
+    deviation: FloatArray
+    estimate: FloatArray
+    evaluations: npt.NDArray[np.int64]
+
+    @classmethod
+    def join(cls, parts: list[Measured]) -> Measured:
+        """One after the other."""
+        return cls(
+            np.concatenate([part.deviation for part in parts]),
+            np.concatenate([part.estimate for part in parts]),
+            np.concatenate([part.evaluations for part in parts]),
+        )
+
+
+def full_compute(reference: Planner, context: Context, noise: Noise) -> Tensor:
+    """Trajectories of full compute, the noise cast to the reference's precision.
+
+    Raises:
+        DenoiserError: a trajectory is not finite.
+    """
+    return require_finite(reference.sample(context, noise=noise.to(reference.dtype)))
+
+
+def require_finite(trajectories: Tensor) -> Tensor:
+    """The trajectories of full compute, if a cache can be calibrated against them.
+
+    Raises:
+        DenoiserError: one is not finite.
+    """
+    if not torch.isfinite(trajectories).all():
+        raise DenoiserError(
+            "full compute gives a trajectory that is not finite; check the network before "
+            "calibrating a cache for it"
+        )
+    return trajectories
+
+
+class PairedCalls:
+    """A set of calls whose full trajectories are computed once and compared with many programs.
+
+    Args:
+        planner: the planner whose programs are measured.
+        context: batched context of all calls, or None.
+        count: number of calls; the rows of the context.
+        metric: deviation.
+        seed: noise of call i is a function of (seed, i) alone.
+        reference: planner whose full trajectory is the truth; ``planner`` itself by default.
+        batch: calls that are run together.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        context: Context,
+        count: int,
+        metric: Metric,
+        seed: int,
+        *,
+        reference: Planner | None = None,
+        batch: int = 32,
+    ) -> None:
+        rows = batch_size(context)
+        if rows is not None and rows != count:
+            raise InputError(f"the context has {rows} calls but {count} were announced")
+        self.planner = planner
+        self.reference = reference or planner
+        self.context = context
+        self.count = count
+        self.metric = metric
+        self.seed = seed
+        self.batch = batch
+        self._full: dict[int, Tensor] = {}
+        self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
+
+    @classmethod
+    def for_tuning(
+        cls, planner: Planner, calls: object, metric: str | Metric, seed: int
+    ) -> PairedCalls:
+        """The calls that a user gives for tuning: batched contexts, or a number of calls.
+
+        Raises:
+            InputError: there is no call.
+        """
+        count = calls if isinstance(calls, int) else batch_size(calls)
+        if not count:
+            raise InputError("tuning needs at least one call")
+        context = None if isinstance(calls, int) else calls
+        return cls(planner, context, count, resolve(metric)[1], seed)
+
+    def noise(self, calls: list[int]) -> Noise:
+        """The noise of some calls."""
+        return self.planner.draw_noise(seeds=[call_seed(self.seed, call) for call in calls])
+
+    def contexts(self, calls: list[int]) -> Context:
+        """The contexts of some calls."""
+        return select(self.context, torch.tensor(calls, device="cpu"))
+
+    def tolerance(self, tolerance: Tolerance, calls: list[int]) -> FloatArray:
+        """The tolerance of some calls, (len(calls),)."""
+        return tolerances(tolerance, self.contexts(calls), len(calls))
+
+    def full(self, calls: list[int]) -> Tensor:
+        """Full trajectories of some calls, computed at most once each."""
+        missing = [call for call in calls if call not in self._full]
+        if missing:
+            trajectories = full_compute(self.reference, self.contexts(missing), self.noise(missing))
+            self._full.update(zip(missing, trajectories, strict=True))
+        return torch.stack([self._full[call] for call in calls])
+
+    def remember(self, trajectories: Tensor) -> None:
+        """Take the full trajectories of all calls, (count, ...), from an earlier run."""
+        if len(trajectories) != self.count:
+            raise InputError(
+                f"got {len(trajectories)} full trajectories for {self.count} calls; they must be "
+                "those of the same calls"
+            )
+        self._full = dict(enumerate(trajectories))
+
+    def measure(self, program: Program, calls: list[int]) -> Measured:
+        """Run a program on some calls, paired with Full."""
+        full = self.full(calls)
+        if program not in self._runtimes:
+            self._runtimes[program] = runtime_for(self.planner, program, strict=True)
+        runtime = self._runtimes[program]
+        cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
+        deviation = measure(self.metric, full, cached.to(full.dtype))
+        return Measured(deviation, record.estimate, record.evaluations)
+
+    def measure_in_batches(self, program: Program, calls: list[int]) -> Measured:
+        """Run a program on some calls, as many together as ``batch`` says."""
+        parts = [calls[at : at + self.batch] for at in range(0, len(calls), self.batch)]
+        return Measured.join([self.measure(program, part) for part in parts])

@@ -1,0 +1,146 @@
+"""How many violations a calibration may contain: the order statistics behind the promise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from muninn.errors import CalibrationError, InputError
+from muninn.model.schedule import FloatArray
+
+
+def require_risk(risk: float, confidence: float | None) -> None:
+    """Raise InputError unless risk and confidence are usable probabilities."""
+    if not 0.0 < risk < 1.0:
+        raise InputError(
+            f"risk must lie strictly between 0 and 1 (0.05 allows 5% of calls), got {risk}"
+        )
+    if confidence is not None and not 0.0 < confidence < 1.0:
+        raise InputError(
+            f"confidence must lie strictly between 0 and 1, or be None for the marginal "
+            f"certificate, got {confidence}"
+        )
+
+
+def order_statistic(units: int, risk: float, confidence: float | None) -> int:
+    """Which smallest tolerated aggressiveness may be chosen; 0 if no certificate exists.
+
+    Marginal (``confidence=None``): ``floor(risk * (units + 1))``, exact by exchangeability.
+    Confident: the largest r with ``P(Binomial(units, risk) <= r - 1) <= 1 - confidence``.
+
+    >>> [order_statistic(n, 0.05, 0.95) for n in (58, 59, 200, 400)]
+    [0, 1, 5, 13]
+    >>> [order_statistic(n, 0.05, None) for n in (18, 19, 400)]
+    [0, 1, 20]
+    """
+    require_risk(risk, confidence)
+    if confidence is None:
+        # 0.29 * 100 is 28.999...; the fuzz restores the exact product
+        return math.floor(risk * (units + 1) + 1e-9)
+    delta = 1.0 - confidence
+    rank = int(stats.binom.ppf(delta, units, risk))
+    while rank > 0 and stats.binom.cdf(rank - 1, units, risk) > delta:
+        rank -= 1
+    while rank < units and stats.binom.cdf(rank, units, risk) <= delta:
+        rank += 1
+    return rank
+
+
+def units_needed(risk: float, confidence: float | None) -> int:
+    """Fewest calibration units from which a certificate exists.
+
+    >>> units_needed(0.05, 0.95), units_needed(0.05, None)
+    (59, 19)
+    """
+    require_risk(risk, confidence)
+    if confidence is None:
+        return math.ceil(1.0 / risk - 1.0 - 1e-9)
+    return math.ceil(math.log(1.0 - confidence) / math.log1p(-risk) - 1e-9)
+
+
+def require_units(units: int, risk: float, confidence: float | None, what: str) -> int:
+    """The order statistic for ``units``, or an error that says how many are needed."""
+    rank = order_statistic(units, risk, confidence)
+    if rank == 0:
+        version = "marginal" if confidence is None else f"confidence {confidence:g}"
+        raise CalibrationError(
+            f"{units} {what} cannot support risk {risk:g} ({version}): at least "
+            f"{units_needed(risk, confidence)} are needed. Give more calls or accept a higher risk"
+        )
+    return rank
+
+
+def scan_members(
+    members: Iterable[Iterable[FloatArray]], units: int, allowed: int
+) -> tuple[int, list[int]]:
+    """Scan a family from conservative to aggressive and stop where the promise would break.
+
+    Each unit carries the running maximum of its excess (deviation over tolerance) along the
+    family, so a unit that left the tolerance counts ever after, even if it comes back.
+
+    Args:
+        members: for each member in order, the excess of all units in chunks; consumed lazily.
+        units: how many units there are.
+        allowed: violating units a member may have.
+
+    Returns:
+        How many members were accepted, and the violations of each member scanned, the rejected
+        one included.
+    """
+    worst = np.zeros(units)
+    violations: list[int] = []
+    for chunks in members:
+        at = 0
+        for chunk in chunks:
+            seen = slice(at, at + len(chunk))
+            worst[seen] = np.maximum(worst[seen], chunk)
+            at = seen.stop
+            if np.count_nonzero(worst > 1.0) > allowed:
+                break  # more units can only add violations
+        violations.append(int(np.count_nonzero(worst > 1.0)))
+        if violations[-1] > allowed:
+            return len(violations) - 1, violations
+    return len(violations), violations
+
+
+def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> int:
+    """The member a certificate would name, from the excess of every unit under every member.
+
+    The same scan and the same refusals as :func:`muninn.calibrate`, for measurements that are
+    already there.
+
+    Args:
+        excess: deviation over tolerance, (units, members), conservative first.
+        risk: share of units that may exceed their tolerance.
+        confidence: as in :func:`muninn.calibrate`; None is marginal.
+
+    Raises:
+        CalibrationError: too few units, or even member 0 violates too often.
+    """
+    rank = require_units(len(excess), risk, confidence, "units")
+    accepted, _ = scan_members(([column] for column in excess.T), len(excess), rank - 1)
+    if accepted == 0:
+        raise CalibrationError(FULL_EXCEEDS)
+    return accepted - 1
+
+
+def tolerated(excess: FloatArray) -> npt.NDArray[np.int64]:
+    """Most aggressive member that each unit tolerates, together with all before it, (units,).
+
+    The ``rank``-th smallest of these is what :func:`choose_member` returns; -1 where a unit does
+    not even tolerate member 0.
+    """
+    within = np.maximum.accumulate(excess, axis=1) <= 1.0
+    counts: npt.NDArray[np.int64] = within.sum(axis=1)
+    return counts - 1
+
+
+FULL_EXCEEDS = (
+    "full compute itself exceeds the tolerance on more units than the risk allows, against the "
+    "reference or the eager sampler: it rounds differently. Raise the tolerance, deploy in higher "
+    "precision, or use engine='eager'"
+)

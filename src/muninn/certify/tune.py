@@ -1,0 +1,110 @@
+"""Tune: find a forecast and a plan family on calls of their own, before anything is certified.
+
+Nothing here needs to be sound, only good: the certificate is valid for whatever family comes out.
+Candidates are compared by the deviation that all but a share of the tuning calls stay below.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import numpy as np
+
+from muninn.certify.adaptive_search import adaptive_family
+from muninn.certify.journal import Journal
+from muninn.certify.metrics import Metric, Tolerance
+from muninn.certify.paired import PairedCalls
+from muninn.certify.search import Search
+from muninn.certify.static_search import FIRST, Candidate, StaticSearch
+from muninn.engines.choose import runtime_for
+from muninn.errors import InputError
+from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
+from muninn.programs.plan import Family, Program
+from muninn.progress import Task, bars
+
+__all__ = [
+    "FIRST",
+    "Candidate",
+    "Objective",
+    "StaticSearch",
+    "adaptive_family",
+    "tune",
+    "tune_family",
+]
+
+Objective = Literal["evaluations", "time"]
+
+
+def tune(
+    planner: Planner,
+    calls: object,
+    *,
+    tolerance: Tolerance,
+    share: float = 0.03,
+    metric: str | Metric = "rms_step",
+    objective: Objective = "evaluations",
+    seed: int = 0,
+    progress: bool = True,
+) -> Family:
+    """A plan family for later certification, from contexts that will not be used for it.
+
+    Args:
+        planner: what will be deployed.
+        calls: batched contexts, or a number of calls.
+        tolerance: as in :func:`muninn.calibrate`.
+        share: of calls that may exceed the tolerance; slightly below the risk to be certified.
+        metric: as in :func:`muninn.calibrate`.
+        objective: ``evaluations`` or measured ``time``.
+        seed: of the noise.
+        progress: show a progress bar.
+    """
+    paired = PairedCalls.for_tuning(planner, calls, metric, seed)
+    with bars(progress) as task:
+        return tune_family(
+            paired, tolerance, share, objective=objective, journal=Journal(None, {}), task=task
+        )
+
+
+def tune_family(
+    paired: PairedCalls,
+    tolerance: Tolerance,
+    share: float,
+    *,
+    objective: Objective,
+    journal: Journal,
+    task: Task,
+) -> Family:
+    """The family with the fewest evaluations (or the least time) at the promised deviation."""
+    if objective not in ("evaluations", "time"):
+        raise InputError(f"objective is 'evaluations' or 'time', got {objective!r}")
+    if not 0.0 <= share < 1.0:
+        raise InputError(f"share must lie in [0, 1), got {share}")
+    search = Search(paired, tolerance, share, journal, task("tune: programs tried", 120))
+    static = StaticSearch(search)
+    ranked, budget = static.rank()
+    best = static.family(ranked, budget)
+    priced = [candidate.forecast for candidate in ranked if candidate.model is not None]
+    forecasts = list(dict.fromkeys(priced))[:2]
+    adaptive = adaptive_family(search, forecasts)
+    if adaptive is None:
+        return best.family
+    if objective == "time":
+        faster = _seconds(paired, adaptive.program) < _seconds(paired, best.program)
+    else:
+        faster = search.score(adaptive.program).evaluations < search.score(best.program).evaluations
+    return adaptive.family if faster else best.family
+
+
+def _seconds(paired: PairedCalls, program: Program) -> float:
+    """Median time of a single call."""
+    runtime = runtime_for(paired.planner, program)
+    times: list[float] = []
+    for call in range(min(7, paired.count)):
+        context, noise = paired.contexts([call]), paired.noise([call])
+        began = time.perf_counter()
+        runtime(context, noise=noise)
+        times.append(time.perf_counter() - began)
+    values: FloatArray = np.array(times)
+    return float(np.median(values))

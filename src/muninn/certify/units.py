@@ -1,0 +1,304 @@
+"""Units of exchange: the calls or episodes over which a promise averages.
+
+A unit is measured under a program and yields one :class:`Outcome`. Open loop: contexts are given.
+Closed loop: the program drives the episode itself, with full compute shadowed at every call,
+because a cached policy visits other states than the full one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.certify.metrics import Metric, Tolerance, measure, tolerances
+from muninn.certify.paired import PairedCalls, call_seed, full_compute
+from muninn.context import Context, batch_size, concatenate, form, select
+from muninn.engines.choose import runtime_for
+from muninn.engines.runtime import Runtime
+from muninn.errors import InputError
+from muninn.identity.arithmetic import arithmetic
+from muninn.identity.digest import digest
+from muninn.model.planner import Noise, Planner
+from muninn.programs.plan import Program
+
+UnitName = Literal["call", "episode"]
+PlanFunction = Callable[[Context], Tensor]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Closed-loop episodes that a program drives itself.
+
+    Attributes:
+        drive: ``drive(plan, seed)`` runs one episode from a seed and calls ``plan(context)``
+            (context of one row, trajectory of one row) whenever the robot plans.
+        count: how many episodes may be run.
+    """
+
+    drive: Callable[[PlanFunction, int], None]
+    count: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Calls of one unit under one program: one number per call.
+
+    Attributes:
+        deviation: from full compute, in the metric.
+        tolerance: of the call.
+        estimate: accumulated error estimate.
+        evaluations: denoiser evaluations.
+    """
+
+    deviation: list[float]
+    tolerance: list[float]
+    estimate: list[float]
+    evaluations: list[int]
+
+    @property
+    def excess(self) -> float:
+        """Worst deviation over tolerance; above 1 the unit violates."""
+        return max(d / t for d, t in zip(self.deviation, self.tolerance, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for the journal."""
+        return asdict(self)
+
+
+class Units(Protocol):
+    """A numbered set of units that can be measured under any program."""
+
+    count: int
+    chunk: int
+    loop: str
+    form: dict[str, Any] | None
+
+    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
+        """Outcomes of some units, in order."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """JSON-ready description of the units, for the journal."""
+        ...
+
+    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
+        """Calls from which a family may be tuned."""
+        ...
+
+    def examples(self, count: int) -> tuple[Context, Noise]:
+        """Some calls on which the planner is examined."""
+        ...
+
+
+class OpenLoop:
+    """Units made of given contexts: single calls, or episodes of recorded calls."""
+
+    loop = "open"
+
+    def __init__(
+        self,
+        paired: PairedCalls,
+        tolerance: Tolerance,
+        unit: UnitName,
+        episode_of: Sequence[int] | None,
+    ) -> None:
+        if unit == "episode":
+            if episode_of is None or len(episode_of) != paired.count:
+                raise InputError(
+                    "unit='episode' with given contexts needs episode_of, one episode number per "
+                    f"call ({paired.count} calls)"
+                )
+            labels = np.asarray(episode_of)
+            self._calls = [np.flatnonzero(labels == e).tolist() for e in np.unique(labels)]
+        else:
+            if episode_of is not None:
+                # A random call of each episode: calls inside one episode are not exchangeable.
+                raise InputError(
+                    "unit='call' takes independent calls; for calls recorded in episodes use "
+                    "unit='episode', or keep one random call of each episode"
+                )
+            self._calls = [[call] for call in range(paired.count)]
+        self._paired = paired
+        self._tolerance = tolerance
+        self.form: dict[str, Any] | None = form(paired.context)
+        self.count = len(self._calls)
+        longest = max(len(calls) for calls in self._calls)
+        self.chunk = max(1, paired.batch // longest)
+
+    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
+        """Outcomes of some units, their calls run in batches."""
+        calls = [call for unit in units for call in self._calls[unit]]
+        measured = self._paired.measure_in_batches(program, calls)
+        tolerance = self._paired.tolerance(self._tolerance, calls)
+        outcomes = []
+        at = 0
+        for unit in units:
+            part = slice(at, at + len(self._calls[unit]))
+            at = part.stop
+            outcomes.append(
+                Outcome(
+                    measured.deviation[part].tolist(),
+                    tolerance[part].tolist(),
+                    measured.estimate[part].tolist(),
+                    measured.evaluations[part].tolist(),
+                )
+            )
+        return outcomes
+
+    def identity(self) -> dict[str, Any]:
+        """Content of the calls."""
+        grouping = hashlib.sha256(repr(self._calls).encode()).hexdigest()[:16]
+        calls = digest(self._paired.context, "the context")
+        return {"calls": calls, "count": self.count, "units": grouping}
+
+    def examples(self, count: int) -> tuple[Context, Noise]:
+        """Contexts spread over all calls, with noise of their own."""
+        paired = self._paired
+        places = np.linspace(0, paired.count - 1, count).round().astype(int).tolist()
+        seeds = [call_seed(paired.seed, 2, place) for place in range(count)]
+        return paired.contexts(places), paired.planner.draw_noise(seeds=seeds)
+
+    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
+        """The calls of the tuning units, with noise of their own."""
+        calls = [call for unit in units for call in self._calls[unit]]
+        whole = self._paired
+        return PairedCalls(
+            whole.planner,
+            whole.contexts(calls),
+            len(calls),
+            whole.metric,
+            call_seed(whole.seed, 1),
+            reference=whole.reference,
+            batch=whole.batch,
+        )
+
+
+class ClosedLoop:
+    """Units made of episodes that each program drives itself."""
+
+    loop = "closed"
+
+    def __init__(
+        self,
+        planner: Planner,
+        episodes: Episodes,
+        metric: Metric,
+        tolerance: Tolerance,
+        unit: UnitName,
+        seed: int,
+        reference: Planner,
+    ) -> None:
+        if episodes.count < 1:
+            raise InputError(f"need at least one episode, got {episodes.count}")
+        self._planner = planner
+        self._episodes = episodes
+        self._metric = metric
+        self._tolerance = tolerance
+        self._unit = unit
+        self._seed = seed
+        self._reference = reference
+        self._arithmetic = arithmetic(planner.device)
+        self.count = episodes.count
+        self.chunk = 1
+        self.form: dict[str, Any] | None = None  # of every context, known after the examples
+        self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
+
+    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
+        """Outcomes of some episodes, each driven by ``program``."""
+        return [self._episode(program, unit) for unit in units]
+
+    def _episode(self, program: Program, unit: int) -> Outcome:
+        outcome = Outcome([], [], [], [])
+        if program not in self._runtimes:
+            self._runtimes[program] = runtime_for(self._planner, program, strict=True)
+        runtime = self._runtimes[program]
+
+        def plan(context: Context) -> Tensor:
+            if batch_size(context) not in (None, 1):
+                raise InputError("an episode plans one call at a time: a context of one row")
+            self._require_arithmetic()
+            if self.form is not None and form(context) != self.form:
+                raise InputError(
+                    f"an episode planned with a context of another form, {form(context)}, than "
+                    f"{self.form} before; a certificate needs contexts of one form (pad what "
+                    "varies in length)"
+                )
+            seed = call_seed(self._seed, unit, len(outcome.deviation))
+            noise = self._planner.draw_noise(seeds=[seed])
+            full = full_compute(self._reference, context, noise)
+            trajectory, record = runtime(context, noise=noise)
+            deviation = measure(self._metric, full, trajectory.to(full.dtype))
+            outcome.deviation.extend(deviation.tolist())
+            outcome.tolerance.extend(tolerances(self._tolerance, context, 1).tolist())
+            outcome.estimate.extend(record.estimate.tolist())
+            outcome.evaluations.extend(record.evaluations.tolist())
+            return trajectory
+
+        self._episodes.drive(plan, call_seed(self._seed, unit))
+        if not outcome.deviation:
+            raise InputError(f"episode {unit} ended without planning once; check drive()")
+        if self._unit == "episode":
+            return outcome
+        # A random call of a random episode; the same draw for every program.
+        draw = np.random.default_rng(call_seed(self._seed, unit, 1, 1)).random()
+        chosen = int(draw * len(outcome.deviation))
+        return Outcome(*([values[chosen]] for values in asdict(outcome).values()))
+
+    def _require_arithmetic(self) -> None:
+        """A certificate holds for one arithmetic: that of every call it was made from."""
+        here = arithmetic(self._planner.device)
+        if here != self._arithmetic:
+            raise InputError(
+                f"an episode planned with arithmetic {here or 'plain'}, calibration began with "
+                f"{self._arithmetic or 'plain'}; put autocast around calibrate as well, and set "
+                "TF32 switches before it"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """The driver, with all that it reads."""
+        return {"episodes": digest(self._episodes.drive, "drive"), "count": self.count}
+
+    def examples(self, count: int) -> tuple[Context, Noise]:
+        """Contexts of one more episode, driven by full compute; repeated where they are few."""
+        met: list[Context] = []
+        self._episodes.drive(self._full_planner(met, 1), call_seed(self._seed, self.count, 1, 1))
+        if not met:
+            raise InputError("an episode ended without planning once; check drive()")
+        self.form = form(met[0])
+        chosen = [met[place % len(met)] for place in range(count)]
+        seeds = [call_seed(self._seed, self.count, 1, 2, place) for place in range(count)]
+        return concatenate(chosen), self._planner.draw_noise(seeds=seeds)
+
+    def _full_planner(self, met: list[Context], *stream: int) -> PlanFunction:
+        """Full compute; the contexts that it meets are added to a list."""
+
+        def plan(context: Context) -> Tensor:
+            self._require_arithmetic()
+            # Not (seed, unit, call): no certify episode may share its noise with tuning.
+            seed = call_seed(self._seed, self.count, *stream, len(met))
+            first = torch.arange(1, device="cpu")
+            met.append(select(context, first))  # a copy: simulators reuse buffers
+            return self._planner.sample(context, noise=self._planner.draw_noise(seeds=[seed]))
+
+        return plan
+
+    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
+        """Contexts met while full compute drives the tuning episodes."""
+        met: list[Context] = []
+        plan = self._full_planner(met)
+        for unit in units:
+            self._episodes.drive(plan, call_seed(self._seed, unit))
+        return PairedCalls(
+            self._planner,
+            concatenate(met),
+            len(met),
+            self._metric,
+            call_seed(self._seed, 1),
+            reference=self._reference,
+        )

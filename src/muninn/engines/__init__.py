@@ -1,0 +1,1 @@
+"""What runs a program: the eager loop, rounds over a batch, CUDA graphs."""

@@ -1,0 +1,302 @@
+"""CUDA graphs: work captured once per shape, then replayed without Python in between.
+
+At batch 1 a planner is bound by kernel launches. A fixed plan takes no decision, so a whole call
+(evaluations, forecasts, look-back, conditioning, sampler steps) is one graph: inputs are copied
+in, the graph runs, outputs are cloned out, and the host reads one small tensor. An adaptive plan
+is one graph per *round*, in which every unfinished row is evaluated at its own step; which steps
+those are is decided on the device, and the host reads after each round only who is left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from muninn.context import Context, copy_into, select
+from muninn.engines.capture import capture
+from muninn.engines.rounds import RoundRuntime, Rows
+from muninn.engines.run_state import RunState
+from muninn.engines.runtime import Runtime
+from muninn.engines.shapes import Shapes
+from muninn.engines.vector_gap import stacked_draws
+from muninn.errors import DenoiserError, InputError
+from muninn.model.planner import Noise, Planner
+from muninn.model.sampler import Sampler
+
+
+def require_cuda(planner: Planner) -> None:
+    """Raise InputError unless the planner is on a CUDA device."""
+    if planner.device.type != "cuda":
+        raise InputError(
+            f"the graph engine runs on CUDA devices, the planner is on {planner.device}; use the "
+            "eager engine, or move the network and the planner"
+        )
+
+
+@contextmanager
+def _ready(device: torch.device) -> Iterator[None]:
+    """Makes the device the current one, and tensors such that any later call may write to them.
+
+    Some kernels are launched on the current device, wherever their tensors are. Buffers made in
+    inference mode could not be written to outside of it.
+    """
+    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with current, torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _buffers(sampler: Sampler, noise: Noise, context: Context, spare: int) -> tuple[Noise, Context]:
+    """Input buffers with the given values, and ``spare`` more rows than the call has.
+
+    Draws of steps that draw nothing are left out: the next call may lack them.
+    """
+    rows = len(noise.initial)
+    index = torch.arange(rows + spare, device=noise.initial.device).clamp_max(rows - 1)
+    drawn = [number for number, step in enumerate(sampler.steps) if step.draws_noise]
+    needed = Noise(noise.initial, {number: noise.steps[number] for number in drawn})
+    return needed.select(index), select(context, index)
+
+
+def _fill(buffers: Noise, noise: Noise, into: Context, context: Context) -> None:
+    rows = len(noise.initial)
+    buffers.initial[:rows].copy_(noise.initial, non_blocking=True)
+    for step, draw in buffers.steps.items():
+        draw[:rows].copy_(noise.steps[step], non_blocking=True)
+    copy_into(into, context)
+
+
+class Turns:
+    """Lets calls from several threads, on whatever streams, use one set of buffers in turn."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._done: Any = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            if self._done is not None:
+                torch.cuda.current_stream(self._device).wait_event(self._done)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._device.type == "cuda":
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(torch.cuda.current_stream(self._device))
+                self._done = done
+        finally:
+            self._lock.release()
+
+
+# -- fixed plans -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Call:
+    """A captured call: its graph, its input buffers and the state that it writes."""
+
+    graph: Any
+    noise: Noise
+    context: Context
+    run: RunState
+
+
+class GraphRuntime(Runtime):
+    """Runs a fixed program (a static plan, or full compute) as one CUDA graph per shape.
+
+    A call that cannot be captured fails as one whose denoiser fails: full compute, or an error.
+    Calls from several threads take turns.
+
+    Raises:
+        InputError: the planner is not on a CUDA device, or the plan is adaptive.
+    """
+
+    def _set_up(self) -> None:
+        require_cuda(self.planner)
+        if not self.program.plan.fixed:
+            raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
+        self._calls = Shapes(self.planner, self._capture)
+        self._turns = Turns(self.planner.device)
+
+    def forget(self) -> None:
+        with self._turns:
+            self._calls.clear()
+
+    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
+        with self._turns, _ready(self.planner.device):
+            call = self._calls.get(noise, context)
+            _fill(call.noise, noise, call.context, context)
+            if call.run.packed is not None:  # a replay that does nothing fails, as NaN does
+                call.run.packed.fill_(float("nan"))
+            call.graph.replay()
+            run = replace(_own_copy(call.run), meanwhile=run.meanwhile)
+        run.read()
+        return run
+
+    def _capture(self, noise: Noise, context: Context, pool: Any) -> _Call:
+        buffers, inputs = _buffers(self.planner.sampler, noise, context, 0)
+
+        def call() -> RunState:
+            run = RunState.blank(buffers.initial, len(self.planner.sampler))
+            self._run(run, buffers, inputs)
+            return run
+
+        graph, run = capture(call, self.planner.device, pool)
+        return _Call(graph, buffers, inputs, run)
+
+
+def _own_copy(captured: RunState) -> RunState:
+    """A call's own copy of what the graph wrote."""
+    packed = captured.packed
+    return replace(
+        captured,
+        after=captured.after.clone(),
+        evaluations=captured.evaluations.copy(),
+        evaluated=captured.evaluated.copy(),
+        charged=captured.charged.copy(),
+        failed={},
+        sums=list(captured.sums),
+        scales=list(captured.scales),
+        packed=None if packed is None else packed.clone(),
+    )
+
+
+# -- adaptive plans ----------------------------------------------------------------------------
+
+
+class _Rounds:
+    """Captured rounds of one batch size: state buffers, and a graph per number of rows served.
+
+    Buffers have one row more than the batch, which takes what padded rounds do in vain.
+    """
+
+    def __init__(
+        self, runtime: RoundGraphRuntime, noise: Noise, context: Context, pool: Any
+    ) -> None:
+        self.count = len(noise.initial)
+        self._runtime = runtime
+        sampler = runtime.planner.sampler
+        self.noise, self.context = _buffers(sampler, noise, context, 1)
+        self._draws = stacked_draws(sampler, self.noise)
+        self.rows = runtime._begin(self.noise, self.context)
+        self._graphs: dict[int, tuple[Any, Tensor, list[int]]] = {}
+        for size in _sizes(self.count):
+            served = list(range(size))
+            active = torch.tensor(served, device=noise.initial.device)
+
+            def one_round(active: Tensor = active) -> None:
+                runtime._round(self.rows, active, self._draws, self.context)
+
+            graph, _ = capture(one_round, noise.initial.device, pool)
+            self._graphs[size] = (graph, active, served)
+
+    def run(self, noise: Noise, context: Context, call: RunState) -> Rows:
+        """Rounds until every row is at the end; a copy of their final state.
+
+        Raises:
+            DenoiserError: the graphs do not bring rows to the end.
+        """
+        _fill(self.noise, noise, self.context, context)
+        draws = stacked_draws(self._runtime.planner.sampler, self.noise)
+        if self._draws is not None and draws is not None:
+            self._draws.copy_(draws)
+        fresh = self._runtime._begin(self.noise, self.context)
+        for entry in fields(Rows):
+            getattr(self.rows, entry.name).copy_(getattr(fresh, entry.name))
+        last = len(self._runtime.planner.sampler) - 1
+        active, before = list(range(self.count)), _Read(torch.zeros(self.count, device="cpu"))
+        for _ in range(last + 1):  # every round takes every row it serves at least a step further
+            if not active:
+                break
+            self._replay(active)
+            call.use_waiting_time()
+            after = _Read(self.rows.due[: self.count])
+            # Every row ends with the last step, so that who takes part in the next round is known
+            # from before this one: the host reads that while the device is busy.
+            active = [row for row, due in enumerate(before.values()) if due < last]
+            before = after
+        if active:
+            raise DenoiserError(
+                f"rows {active[:8]} are not at the end after {last + 1} rounds, one for each step: "
+                "what was captured in CUDA graphs does not run; use engine='eager'"
+            )
+        entries = (getattr(self.rows, entry.name)[: self.count].clone() for entry in fields(Rows))
+        return Rows(*entries)
+
+    def _replay(self, active: list[int]) -> None:
+        size = next(size for size in self._graphs if size >= len(active))
+        graph, index, served = self._graphs[size]
+        padded = active + [self.count] * (size - len(active))
+        if padded != served:
+            rows = torch.tensor(padded, device="cpu", pin_memory=index.is_cuda)
+            index.copy_(rows, non_blocking=True)
+            self._graphs[size] = (graph, index, padded)
+        graph.replay()
+
+
+class _Read:
+    """Values on their way to the host, without waiting for them until they are asked for."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = torch.empty(
+            values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda
+        )
+        self._values.copy_(values, non_blocking=True)
+        self._arrived: Any = None
+        if values.is_cuda:
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record(torch.cuda.current_stream(values.device))
+
+    def values(self) -> list[int]:
+        """The values; waits until they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        found: list[int] = self._values.tolist()
+        return found
+
+
+def _sizes(count: int) -> list[int]:
+    """Numbers of rows that rounds are captured for: powers of two, 3/2 of them, the whole batch.
+
+    >>> _sizes(16)
+    [1, 2, 3, 4, 6, 8, 12, 16]
+    """
+    sizes = {2**k * odd // 2 for k in range(count.bit_length()) for odd in (2, 3)}
+    return [*sorted(size for size in sizes if size < count), count]
+
+
+class RoundGraphRuntime(RoundRuntime):
+    """Runs any program in rounds, each a CUDA graph. For adaptive plans, and for batches.
+
+    Raises:
+        InputError: the planner is not on a CUDA device.
+    """
+
+    def _set_up(self) -> None:
+        require_cuda(self.planner)
+        super()._set_up()
+        self._captured = Shapes(self.planner, self._capture)
+        self._turns = Turns(self.planner.device)
+
+    def forget(self) -> None:
+        with self._turns:
+            self._captured.clear()
+
+    def _capture(self, noise: Noise, context: Context, pool: Any) -> _Rounds:
+        return _Rounds(self, noise, context, pool)
+
+    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
+        with self._turns, _ready(self.planner.device):
+            rows = self._captured.get(noise, context).run(noise, context, run)
+        self._outcome(run, rows)
+        return run

@@ -1,0 +1,345 @@
+"""The eager runtime: runs a program on a planner, any device, per-trajectory decisions.
+
+The loop visits only steps at which some trajectory is evaluated. Between its evaluations a
+trajectory rests; when its next evaluation is due, its gap is run with forecasts in one go. Each
+row's history is its own, so a batch equals the loop over its elements.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.context import Context, select
+from muninn.engines.gap import column_cache, run_gap
+from muninn.engines.run_state import Rows, RunState
+from muninn.errors import DenoiserError, InputError
+from muninn.model.denoiser import Denoiser, check_prediction, own_loop
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import FloatArray
+from muninn.programs.forecast import Forecaster, Weights, weighted_sum
+from muninn.programs.plan import Adaptive, Program, Static
+from muninn.record import Record
+
+__all__ = ["OnFailure", "RunState", "Runtime", "log_once"]
+
+OnFailure = Literal["full", "error"]
+
+_log = logging.getLogger("muninn")
+_logged: set[str] = set()
+
+
+class Runtime:
+    """Runs one program on one planner. Holds weights of the forecast, no state of any call."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        program: Program,
+        *,
+        on_failure: OnFailure = "full",
+        strict: bool = False,
+    ) -> None:
+        if on_failure not in ("full", "error"):
+            raise InputError(f"on_failure is 'full' or 'error', got {on_failure!r}")
+        plan, last = program.plan, len(planner.sampler) - 1
+        if isinstance(plan, Static) and plan.anchors[-1] > last:
+            raise InputError(
+                f"the plan has anchor {plan.anchors[-1]} but the sampler's last step is {last}; "
+                "use a plan made for this sampler"
+            )
+        self.planner = planner
+        self.program = program
+        self.on_failure = on_failure
+        self._strict = strict  # calibration: only NaN and Inf may fall back, the rest is a bug
+        emphasis = plan.emphasis if isinstance(plan, Adaptive) else 0.0
+        self._forecaster = Forecaster(program.forecast, planner.sampler, emphasis)
+        self._columns = column_cache()
+        self._denoiser: Denoiser = planner.denoiser
+        if planner.engine == "compile":
+            from muninn.engines.compiled import CompiledDenoiser  # loads the compiler, seconds
+
+            self._denoiser = CompiledDenoiser(planner.denoiser)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """What an engine needs besides; planner and program are known."""
+
+    def forget(self) -> None:
+        """Drop what was captured: the network was another one meanwhile."""
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        context: Context = None,
+        *,
+        noise: Noise | None = None,
+        generator: torch.Generator | None = None,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> tuple[Tensor, Record]:
+        """One planning call: trajectories (batch, horizon, dim) and what it took.
+
+        Args:
+            context, noise, generator: of the call.
+            meanwhile: run once, before the host waits for the device for the first time.
+
+        Raises:
+            InputError: context, noise and planner do not fit together.
+            DenoiserError: the denoiser failed, and ``on_failure="error"`` or full compute failed
+                as well.
+        """
+        noise = self.planner.prepare(context, noise, generator)
+        return self.plan(context, noise, meanwhile)
+
+    @torch.no_grad()
+    def plan(
+        self, context: Context, noise: Noise, meanwhile: Callable[[], None] | None = None
+    ) -> tuple[Tensor, Record]:
+        """A planning call whose noise was prepared: checked against context and planner."""
+        began = time.perf_counter()
+        run = RunState.blank(noise.initial, len(self.planner.sampler))
+        run.meanwhile = meanwhile
+        try:
+            with own_loop():
+                run = self._attempt(run, noise, context)
+        except DenoiserError as error:
+            run = self._failed(run, error)
+        return self._finish(run, noise, context, began)
+
+    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
+        """Plan every row; what an engine does in its own way."""
+        self._run(run, noise, context)
+        run.read()
+        return run
+
+    def _failed(self, run: RunState, error: DenoiserError) -> RunState:
+        """A call that failed as a whole, or the error if that is what is wanted."""
+        if self.on_failure == "error" or self._strict:
+            raise error
+        run.failed = dict.fromkeys(range(len(run.after)), str(error))
+        return run
+
+    def _finish(
+        self, run: RunState, noise: Noise, context: Context, began: float
+    ) -> tuple[Tensor, Record]:
+        """Full compute where a row failed, and the record."""
+        run.use_waiting_time()
+        if run.failed:
+            self._recover(run, noise, context)
+        record = Record(
+            run.evaluations,
+            run.evaluated,
+            run.charged.sum(axis=1),
+            tuple(run.failed.get(row) for row in range(len(run.after))),
+            time.perf_counter() - began,
+            charged=run.charged,
+        )
+        return run.after, record
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def _run(self, run: RunState, noise: Noise, context: Context) -> None:
+        """Carry every row to the last step; with a fixed plan nothing is read by the host."""
+        planner = self.planner
+        run.after = planner.start(noise, context).clone()
+        shape = (len(run.after), self._forecaster.memory, *planner.shape)
+        run.history = torch.zeros(shape, dtype=torch.float32, device=run.after.device)
+        while (step := min(run.due)) < len(planner.sampler):
+            rows = [row for row, due in enumerate(run.due) if due == step]
+            self._evaluate(run, step, rows, noise, context)
+        run.check_later(len(planner.sampler), range(len(run.after)), run.after)
+        if self.program.plan.fixed:
+            run.pack()
+
+    def _evaluate(
+        self, run: RunState, step: int, rows: list[int], noise: Noise, context: Context
+    ) -> None:
+        """Bring ``rows`` to ``step``, evaluate them there, take the step, and plan ahead."""
+        groups = run.groups(rows)
+        states = [self._arrive(run, step, *group, noise, context) for group in groups]
+        if len(groups) == 1:
+            state, own = states[0], select(context, groups[0][1])
+        else:  # group by group, so that parts can be split off again
+            rows = [row for _, members in groups for row in run.numbers(members)]
+            state = torch.cat(states)
+            own = select(context, torch.tensor(rows, device=state.device))
+        prediction = self._denoiser(state, self.planner.timestep(step, len(rows)), own)
+        run.evaluations[rows] += 1
+        run.evaluated[rows, step] = True
+        prediction = check_prediction(prediction, state, run.dtype)
+        run.dtype = prediction.dtype
+        run.check_later(step, rows, prediction)
+        if not self.program.plan.fixed:
+            run.read()
+        if len(groups) == 1:
+            self._commit(run, step, *groups[0], state, prediction, noise, context)
+            return
+        at = 0
+        for (nodes, members), part in zip(groups, states, strict=True):
+            piece = slice(at, at := at + len(part))
+            self._commit(run, step, nodes, members, state[piece], prediction[piece], noise, context)
+
+    def _arrive(
+        self,
+        run: RunState,
+        step: int,
+        nodes: tuple[int, ...],
+        members: Rows,
+        noise: Noise,
+        context: Context,
+    ) -> Tensor:
+        """State at ``step`` of rows with equal history, after a gap of forecasts if any."""
+        if not nodes or step - nodes[-1] == 1:
+            return run.after[members]
+        weights = self._forecaster.extrapolate(nodes, step)
+        values = _values(run.history[members], nodes)
+        return self._replay(run, nodes, weights, values, members, noise, context)
+
+    def _commit(
+        self,
+        run: RunState,
+        step: int,
+        nodes: tuple[int, ...],
+        members: Rows,
+        state: Tensor,
+        prediction: Tensor,
+        noise: Noise,
+        context: Context,
+    ) -> None:
+        """Store an evaluation of rows with equal history, correct the state, step, plan ahead.
+
+        ``state`` is the tensor the denoiser was given: one that clamps or conditions its input
+        in place is followed, as in the plain sampler.
+        """
+        planner, forecast = self.planner, self.program.forecast
+        sampler = planner.sampler
+        value = sampler.convert(state, prediction, step, forecast.quantity)
+        history = run.history[members]
+        newest = value.detach().to(torch.float32)
+        xi = noise.at(step, members)
+        own = select(context, members)
+        if forecast.look_back and nodes and step - nodes[-1] > 1:
+            weights = self._forecaster.interpolate(nodes, step)
+            values = [*_values(history, nodes), newest]
+            state = self._replay(run, nodes, weights, values, members, noise, context)
+            after = sampler.step(state, value, step, xi, forecast.quantity)
+            if planner.condition is not None:
+                after = planner.condition(after, own)
+        else:
+            after = planner.advance(state, prediction, step, xi, own)
+        if step == len(sampler) - 1:
+            run.after[members] = after
+            for row in run.numbers(members):
+                run.due[row] = len(sampler)
+            return
+        history = torch.cat([history[:, 1:], newest[:, None]], dim=1)
+        if isinstance(members, slice):
+            run.history = history
+        else:
+            run.history[members] = history
+        run.after[members] = after  # last: the prediction may be a view of it
+        self._plan_ahead(run, step, (*nodes, step)[-self._forecaster.memory :], members, history)
+
+    def _plan_ahead(
+        self, run: RunState, step: int, nodes: tuple[int, ...], members: Rows, history: Tensor
+    ) -> None:
+        """Set each row's next evaluation and charge it the estimated error of its gap."""
+        steps, rows = len(self.planner.sampler), run.numbers(members)
+        weights = self._forecaster.difference(nodes)
+        growth = self._forecaster.growth(nodes)
+        sizes = None
+        if weights is not None:
+            difference = weighted_sum(weights, _values(history, nodes)).flatten(1)
+            sizes = torch.linalg.vector_norm(difference, dim=1) / self.planner.shape[0] ** 0.5
+        for row in rows:
+            run.nodes[row] = nodes
+        if self.program.plan.fixed:
+            due = self._due(run, rows[0], step, growth, float("nan"))
+            for row in rows:
+                run.due[row] = due
+            if sizes is not None and due > step + 1:
+                run.scales.append((step, rows, sizes, float(growth[due - 1])))
+            return
+        # A gate waits for the history that its order needs.
+        ready = len(nodes) == self._forecaster.memory
+        known = [float("nan")] * len(rows) if sizes is None else sizes.tolist()
+        for row, scale in zip(rows, known, strict=True):
+            if row in run.failed:
+                run.due[row] = steps
+                continue
+            run.due[row] = self._due(run, row, step, growth, scale if ready else float("nan"))
+            if run.due[row] > step + 1 and weights is not None:
+                run.charged[row, step] = scale * float(growth[run.due[row] - 1])
+
+    def _due(self, run: RunState, row: int, step: int, growth: FloatArray, scale: float) -> int:
+        """The step that the plan names next, within the sampler."""
+        steps = len(self.planner.sampler)
+        named = self.program.plan.next(step, steps, int(run.evaluations[row]), growth, scale)
+        return min(max(named, step + 1), steps - 1)
+
+    def _replay(
+        self,
+        run: RunState,
+        nodes: tuple[int, ...],
+        weights: Weights,
+        values: list[Tensor],
+        members: Rows,
+        noise: Noise,
+        context: Context,
+    ) -> Tensor:
+        """Conditioned state after a gap, from the one after its last evaluation."""
+        planner = self.planner
+        x = run_gap(
+            planner.sampler,
+            run.after[members],
+            weights,
+            values,
+            nodes[-1] + 1,
+            self.program.forecast.quantity,
+            noise,
+            members,
+            self._columns,
+        )
+        return x if planner.condition is None else planner.condition(x, select(context, members))
+
+    # -- failure -----------------------------------------------------------------------------
+
+    def _recover(self, run: RunState, noise: Noise, context: Context) -> None:
+        """Full compute for failed rows, or the error the user asked for."""
+        reason = next(iter(run.failed.values()))
+        if self.on_failure == "error":
+            raise DenoiserError(
+                f"{reason} (rows {sorted(run.failed)[:8]}); pass on_failure='full' to plan such "
+                "calls with full compute"
+            )
+        log_once(f"falling back to full compute: {reason}")
+        rows = torch.tensor(sorted(run.failed), device=noise.initial.device)
+        full = self.planner.sample(select(context, rows), noise=noise.select(rows))
+        if full.shape != noise.initial[rows].shape or not torch.isfinite(full).all():
+            raise DenoiserError(
+                f"{reason}, and full compute does not give a finite trajectory either; "
+                "check the network, its inputs and its precision"
+            )
+        run.after = run.after.clone()
+        run.after[rows] = full
+        for row in sorted(run.failed):
+            run.evaluations[row] += len(self.planner.sampler)
+            run.charged[row] = np.nan  # full compute makes no forecast whose error could be judged
+
+
+def log_once(message: str) -> None:
+    """Warn through the ``muninn`` logger, the first time only."""
+    if message not in _logged:
+        _logged.add(message)
+        _log.warning(message)
+
+
+def _values(history: Tensor, nodes: tuple[int, ...]) -> list[Tensor]:
+    """The stored value of each node, oldest first; each (rows, *shape)."""
+    return list(history[:, history.shape[1] - len(nodes) :].unbind(dim=1))

@@ -1,0 +1,122 @@
+"""What was captured, by the shape of the inputs it was captured for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from muninn.context import Context, signature
+from muninn.engines.capture import forget_workspaces, shared_pool
+from muninn.errors import DenoiserError
+from muninn.identity.addresses import Addresses
+from muninn.identity.arithmetic import arithmetic
+from muninn.model.planner import Noise, Planner
+
+MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
+TRIES = 3  # to capture a shape: what stood in the way once may be gone the next time
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Made(Generic[Result]):
+    """What was captured, or why it could not be, with which weights, and after how many tries."""
+
+    work: Result | str
+    weights: Addresses
+    tries: int
+
+
+class Shapes(Generic[Result]):
+    """What was captured for the shapes seen last; why not, where capturing failed.
+
+    Args:
+        planner: whose weights the captured work reads; work is dropped when they were moved.
+        make: captures the work for given inputs, in the given memory pool.
+    """
+
+    def __init__(self, planner: Planner, make: Callable[[Noise, Context, Any], Result]) -> None:
+        self._planner = planner
+        self._make = make
+        self._made: OrderedDict[Hashable, _Made[Result]] = OrderedDict()
+        self._pool: Any = None
+
+    def get(self, noise: Noise, context: Context) -> Result:
+        """The captured work for these inputs; made if it is the first of its shape.
+
+        Raises:
+            DenoiserError: it cannot be captured. A few calls of a shape try, until the weights
+                are moved; where it is memory that is missing, every call tries.
+        """
+        rounding = str(arithmetic(noise.initial.device))
+        key = (tuple(noise.initial.shape), signature(context), rounding)
+        made = self._made.get(key)
+        if made is not None and not made.weights.unchanged():
+            made = None
+        if made is None or (isinstance(made.work, str) and made.tries < TRIES):
+            tries = 1 if made is None else made.tries + 1
+            made = None  # or it would live on beside the work that is to replace it
+            self._forget_moved()
+            work = self._attempt(noise, context)
+            # After the capture: a network may set up tables at its first call.
+            planner, again = self._planner, None
+            if not isinstance(work, str):
+                again = partial(self._evaluate_once, noise, context)
+            weights = Addresses(planner.denoiser, planner.condition, rerun=again)
+            made = _Made(work, weights, tries)
+            self._made[key] = made
+            while len(self._made) > MOST_SHAPES:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        if isinstance(made.work, str):
+            raise DenoiserError(
+                f"the call cannot be captured in a CUDA graph ({made.work}); use engine='eager'"
+            )
+        return made.work
+
+    def clear(self) -> None:
+        """Drop everything that was captured."""
+        self._made.clear()
+        self._pool = None  # torch may be taking apart one that no graph uses
+
+    def _evaluate_once(self, noise: Noise, context: Context) -> None:
+        """As eagerly as what was captured is not: what the network keeps of it is made anew."""
+        planner = self._planner
+        x = planner.start(noise, context)
+        planner.denoiser(x, planner.timestep(0, len(x)), context)
+        if planner.device.type == "cuda":
+            forget_workspaces()  # of the caller's stream, on which nothing else may be eager
+
+    def _forget_moved(self) -> None:
+        """Drop all that was captured with weights that are no longer where they were."""
+        moved = [key for key, made in self._made.items() if not made.weights.unchanged()]
+        for key in moved:
+            del self._made[key]
+        if all(isinstance(made.work, str) for made in self._made.values()):
+            self._pool = None  # torch may be taking apart one that no graph uses
+
+    def _attempt(self, noise: Noise, context: Context) -> Result | str:
+        """The captured work, or why it cannot be captured.
+
+        Raises:
+            DenoiserError: there is too little memory to try.
+        """
+        self._pool = self._pool or shared_pool(self._planner.device)
+        pool, self._pool = self._pool, None  # a pool in which a capture failed is not used again
+        try:
+            work = self._make(noise, context, pool)
+        except torch.cuda.OutOfMemoryError as error:
+            # In the same words each time, so that it is logged once.
+            raise DenoiserError(
+                "there is too little memory to capture the call in a CUDA graph; the next call "
+                "tries again. Free some, or use engine='eager'"
+            ) from error
+        except (RuntimeError, DenoiserError) as error:
+            return str(error)
+        self._pool = pool
+        return work

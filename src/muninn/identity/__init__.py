@@ -1,0 +1,1 @@
+"""What a callable computes with, and whether it changed."""

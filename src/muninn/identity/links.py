@@ -1,0 +1,192 @@
+"""How a callable holds what it computes with: the ways from one object to the next.
+
+A network may stand behind wrappers, closures, globals, default arguments or lists. Certificates
+identify what they find on some of these ways (:func:`identified`); deployed planners and captured
+graphs watch all of them (:class:`muninn.identity.reach.Reach`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections import deque
+from collections.abc import Collection, Hashable, Iterator
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+from muninn.identity.code_names import global_names
+
+COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module stays what it is
+DEPTH = 5  # objects that certificates look behind, wrappers or lists say
+_ELSEWHERE = ("_parameters", "_buffers", "_modules", COMPILED)  # linked above, or of no interest
+_LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}  # whose code holds nobody's network
+
+
+class Link(NamedTuple):
+    """One way on from an object.
+
+    Attributes:
+        part: where it leads.
+        owner, key: where the part is looked up; without an owner it stays what it is.
+        attribute: the key is the name of an attribute, not of an item.
+        distance: 0 for what an object cannot do without: its code, its layers.
+        identified: certificates follow it. They go on following the same ones, or those that were
+            made before would be refused.
+        named: one of many names of a namespace, most of which lead nowhere.
+        table: it leads to what a module has besides its ``state_dict``: tables, caches, results.
+        read: what it leads to is read there; not so for a global that shares its name with an
+            attribute.
+    """
+
+    part: Any
+    owner: Any = None
+    key: Any = None
+    attribute: bool = False
+    distance: int = 1
+    identified: bool = True
+    named: bool = False
+    table: bool = False
+    read: bool = True
+
+    @property
+    def place(self) -> tuple[int, Any]:
+        """The owner's identity and the key."""
+        return id(self.owner), self.key
+
+
+def identified(
+    holder: Any, skip: Collection[Hashable] = (), left_out: list[str] | None = None
+) -> Iterator[tuple[str, nn.Module | Tensor | np.ndarray[Any, Any] | float]]:
+    """Modules, and tensors, arrays and floats outside of them, by which a callable is known.
+
+    Each comes with the path that leads to it. Passed by is what ``skip`` names, by path or by
+    place; its path is added to ``left_out``.
+    """
+    yield from _identified(holder, "", set(), 0, skip, [] if left_out is None else left_out)
+
+
+def _identified(
+    holder: Any,
+    path: str,
+    seen: set[int],
+    depth: int,
+    skip: Collection[Hashable],
+    left_out: list[str],
+) -> Iterator[tuple[str, Any]]:
+    if depth > DEPTH or id(holder) in seen or isinstance(holder, ModuleType | type | bytes):
+        return
+    seen.add(id(holder))
+    if isinstance(holder, nn.Module | Tensor | np.ndarray | float):
+        yield path, holder
+        return
+    for place, link in enumerate(links(holder)):
+        if link.identified:
+            name = f"{path}/{place if link.key is None else link.key}"
+            if skip and (name in skip or id(link.part) in skip or link.place in skip):
+                left_out.append(name)
+            else:
+                yield from _identified(link.part, name, seen, depth + 1, skip, left_out)
+
+
+def links(holder: Any) -> Iterator[Link]:
+    """All ways on from an object, in a fixed order."""
+    if isinstance(holder, dict):
+        yield from (Link(part, holder, key) for key, part in holder.items())
+    elif isinstance(holder, list):
+        yield from (Link(part, holder, place) for place, part in enumerate(holder))
+    elif isinstance(holder, tuple):
+        yield from map(Link, holder)
+    elif isinstance(holder, set | frozenset | deque):
+        yield from (Link(part, identified=False) for part in holder)
+    elif isinstance(holder, nn.Module):
+        yield from _of_module(holder)
+    elif isinstance(holder, type):
+        yield from _of_class(holder)
+    else:
+        if isinstance(holder, functools.partial):
+            yield from map(Link, (holder.func, *holder.args, *holder.keywords.values()))
+        if isinstance(holder, FunctionType):
+            yield from _of_function(holder)
+        yield Link(getattr(holder, "__self__", None))
+        own = getattr(holder, "__dict__", {})
+        yield from (Link(part, own, key) for key, part in own.items())
+        yield from _of_slots(holder)
+        yield Link(type(holder), distance=0, identified=False)
+
+
+def _of_function(function: FunctionType) -> Iterator[Link]:
+    """Closure, globals and default arguments, those of functions defined inside included."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            yield Link(cell.cell_contents, cell, "cell_contents", attribute=True)
+    known, own, read = function.__globals__, function.__code__.co_names, frozenset[str]()
+    if not from_library(function):
+        read = global_names(function.__code__)
+    for name in own:  # of attributes, too: certificates have always followed these
+        if name in known:
+            yield Link(known[name], known, name, named=True, read=name in read)
+    for name in sorted(read.difference(own)):
+        if name in known:
+            yield Link(known[name], known, name, named=True, identified=False)
+    for module in [known[name] for name in read if isinstance(known.get(name), ModuleType)]:
+        if module.__name__.partition(".")[0] not in _LIBRARIES:  # ``models.network``, say
+            held = vars(module)
+            for name in own:
+                if name in held:
+                    yield Link(held[name], held, name, named=True, identified=False)
+    for name in ("__defaults__", "__kwdefaults__"):
+        yield Link(getattr(function, name), function, name, True, distance=0, identified=False)
+
+
+def _of_slots(holder: Any) -> Iterator[Link]:
+    """Attributes that are not in a dictionary."""
+    for kind in type(holder).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            private = slot.startswith("__") and not slot.endswith("__")
+            name = f"_{kind.__name__.lstrip('_')}{slot}" if private else slot
+            if name != "__dict__" and hasattr(holder, name):
+                yield Link(getattr(holder, name), holder, name, attribute=True, identified=False)
+
+
+def _of_class(kind: type) -> Iterator[Link]:
+    """Methods and class attributes, but for those that come from libraries."""
+    for base in kind.__mro__:
+        if not from_library(base):
+            space = vars(base)
+            for name, part in space.items():
+                code = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
+                if code is part and isinstance(code, FunctionType):
+                    yield Link(code, space, name, distance=0, identified=False, named=True)
+                elif isinstance(code, FunctionType):
+                    yield Link(code, distance=0, identified=False)
+                    yield Link(part, space, name, identified=False, named=True)
+                else:
+                    yield Link(part, space, name, identified=False, named=True)
+
+
+def from_library(thing: Any) -> bool:
+    """Whether a class or function belongs to Python, torch or numpy."""
+    return str(getattr(thing, "__module__", None)).partition(".")[0] in _LIBRARIES
+
+
+def _of_module(module: nn.Module) -> Iterator[Link]:
+    """Weights, buffers, submodules, and whatever else is an attribute of a module."""
+    own, transient = vars(module), module._non_persistent_buffers_set
+    parameters, buffers, modules = module._parameters, module._buffers, module._modules
+    for name, weight in parameters.items():
+        yield Link(weight, parameters, name, distance=0)
+    for name, buffer in buffers.items():
+        yield Link(buffer, buffers, name, distance=0, table=name in transient)
+    for name, child in modules.items():
+        yield Link(child, modules, name, distance=0)
+    for name, part in own.items():
+        empty = isinstance(part, dict | set | tuple) and not part  # hooks, nearly always
+        stands_in = getattr(type(part), "stands_in", False)  # for a method, in a cached policy
+        if not (empty or stands_in is True or name in _ELSEWHERE):
+            yield Link(part, own, name, table=True, identified=False)
+    yield Link(type(module), distance=0, identified=False)

@@ -1,0 +1,203 @@
+"""Whether a deployed network is still what it was: one watch for every way to switch a cache on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import operator
+from collections.abc import Callable, Collection, Hashable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from muninn.identity.digest import tensor_bytes
+from muninn.identity.links import identified
+from muninn.identity.reach import Reach
+from muninn.identity.snapshot import Snapshot
+
+NUMBERS = 8  # in a row that are looked at, because torch does not count writes through ``.data``
+_dtype = operator.attrgetter("dtype")
+_writes = operator.attrgetter("_version")  # in place
+
+Change = Literal["code", "weights or settings"]
+
+
+class Watch:
+    """What a planner's denoiser and condition are now, to be compared with what they are later.
+
+    Tensors are followed by where they are held, by their memory, shape and strides, by torch's
+    count of writes in place and by some of their numbers; arrays by their content, large ones by
+    some of it; modules by train mode, hooks and a replaced ``forward``; classes by their methods;
+    everything within reach by plain settings.
+
+    The memory of tensors is held: of a network that was moved, the old storage stays alive until
+    it has been identified again.
+
+    Args:
+        denoiser: the callable.
+        condition: of the planner, or None.
+        skip: places that the network rewrites by itself, which are not looked at.
+    """
+
+    def __init__(
+        self, denoiser: Any, condition: Any = None, skip: Collection[Hashable] = ()
+    ) -> None:
+        self._denoiser = denoiser
+        self._condition = condition
+        self._skip = skip
+        self._snapshot = self._look()
+        self._counted = _counted(self._snapshot.tensors)
+        self._held = [tensor.detach() for tensor in self._snapshot.tensors]
+        self._dtypes = list(map(_dtype, self._held))
+        self._writes = list(map(_writes, self._counted))
+        self._windows = _windows(self._held)
+        self._numbers = [torch.cat(group) for group in self._windows]
+        on_cuda = [each.device for each in self._numbers if each.is_cuda]
+        self._stream: Any = torch.cuda.Stream(on_cuda[0]) if on_cuda else None  # type: ignore[no-untyped-call]
+
+    def _look(self) -> Snapshot:
+        return Snapshot(self._denoiser, self._condition, skip=self._skip)
+
+    def mark(self) -> Any:
+        """Remember this moment on the device: what was asked of it before is to be seen."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._stream.device))
+        return event
+
+    def change(self, since: Any = None) -> Callable[[], Change | None]:
+        """Look now; the function that is returned says what has changed, or None.
+
+        On a GPU the numbers of the weights are compared there, beside whatever the device does,
+        and only the function waits for them. Writes through ``.data`` that leave these numbers of
+        every weight alone are not seen.
+
+        Args:
+            since: from :meth:`mark`; now by default.
+        """
+        found = self._change_here()
+        if found is not None:
+            return lambda: found
+        if self._stream is None:
+            same = bool(self._same_numbers())
+            return lambda: None if same else "weights or settings"
+        since = since or self.mark()
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(since)
+            flag = torch.empty((), dtype=torch.bool, device="cpu", pin_memory=True)
+            flag.copy_(self._same_numbers(), non_blocking=True)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+
+        def verdict() -> Change | None:
+            done.synchronize()
+            return None if bool(flag) else "weights or settings"
+
+        return verdict
+
+    def _same_numbers(self) -> Tensor:
+        """Whether the numbers of all tensors are what they were, as one flag on their device."""
+        pairs = zip(self._windows, self._numbers, strict=True)
+        same = [(torch.cat(group) == numbers).all() for group, numbers in pairs]
+        home = torch.device("cpu") if self._stream is None else self._stream.device
+        flags = [flag.to(home) for flag in same] or [torch.tensor(True, device=home)]
+        return torch.stack(flags).all()
+
+    def _change_here(self) -> Change | None:
+        """What the host can see."""
+        if not self._snapshot.intact():
+            now = self._look()
+            if list(map(id, now.code)) != list(map(id, self._snapshot.code)):
+                return "code"
+            if not self._snapshot.same(now):
+                return "weights or settings"
+            self._snapshot, self._counted = now, _counted(now.tensors)  # compared right below
+        written = list(map(_writes, self._counted)) != self._writes
+        if written or not (self._same_memory() and self._snapshot.same_arrays()):
+            return "weights or settings"
+        return None
+
+    def _same_memory(self) -> bool:
+        tensors = self._snapshot.tensors
+        try:
+            same = all(map(Tensor.is_set_to, tensors, self._held))
+        except RuntimeError:  # on another device
+            return False
+        return same and list(map(_dtype, tensors)) == self._dtypes
+
+    def unidentified(self) -> str:
+        """Digest of what a fingerprint leaves out: types of modules, and modules that it misses."""
+        hashed: set[int] = set()
+        for _, part in identified(self._denoiser):
+            values = part.state_dict().values() if isinstance(part, nn.Module) else [part]
+            hashed.update(_address(value) for value in values if isinstance(value, Tensor))
+        reach = Reach(self._denoiser, tables=False, skip=self._skip)
+        types = [type(part).__qualname__ for part in reach.objects if _counts(part)]
+        state = hashlib.sha256(f"{types}{reach.modes}".encode())
+        for weight in reach.weights:
+            if _address(weight) not in hashed:
+                state.update(tensor_bytes(weight)[0])
+        return state.hexdigest()
+
+
+def in_train_mode(denoiser: Any) -> str | None:
+    """The type of a module in train mode that a denoiser reaches, or None."""
+    for part in Reach(denoiser, tables=False).objects:
+        if isinstance(part, nn.Module) and part.training and _mode_matters(part):
+            return type(part).__qualname__
+    return None
+
+
+def _mode_matters(module: nn.Module) -> bool:
+    """Not so for activations that libraries keep as globals, in train mode since they were made."""
+    weights = (
+        next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
+    )
+    dropouts = nn.modules.dropout._DropoutNd
+    return weights or any(isinstance(part, dropouts) for part in module.modules())
+
+
+def reaches(denoiser: Any, module: nn.Module) -> bool:
+    """Whether a denoiser computes with a module."""
+    return any(part is module for part in Reach(denoiser).objects)
+
+
+def _counts(part: Any) -> bool:
+    """Whether an object is part of a network; other callables may be made again in every call."""
+    return isinstance(part, nn.Module | Tensor | np.ndarray)
+
+
+def _address(tensor: Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # made of others
+        return 0
+
+
+def _counted(weights: list[Tensor]) -> list[Tensor]:
+    """Those whose writes torch counts; it does not for tensors made in inference mode."""
+    return [weight for weight in weights if not weight.is_inference()]
+
+
+def _windows(held: list[Tensor]) -> list[list[Tensor]]:
+    """Some numbers of every tensor, as bytes (NaN equals itself then), by device.
+
+    They are neighbours in its middle, which torch copies together; of a tensor made in inference
+    mode, whose writes torch does not count, there are more, from the first to the last.
+    """
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in held:
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        span = 1 + sum((length - 1) * stride for length, stride in sizes)
+        first, last = tensor.storage_offset(), max(0, span - NUMBERS)
+        places = sorted({last * run // 15 for run in range(16)})
+        places = places if tensor.is_inference() else [last // 2]
+        with contextlib.suppress(RuntimeError):  # of a kind without plain numbers
+            groups.setdefault(tensor.device, []).extend(
+                tensor.as_strided((min(span, NUMBERS),), (1,), first + place).view(torch.uint8)
+                for place in places
+            )
+    return list(groups.values())

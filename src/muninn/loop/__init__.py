@@ -1,0 +1,1 @@
+"""What a robot does with a record: escalation, deadlines, supervision."""

@@ -1,0 +1,147 @@
+"""Certify a program that escalates, as one member: unit episode, escalation and deadlines included.
+
+A certificate of the cached program does not cover it in closed loop: damping, other samples and
+overrides lead the robot to other states, and a sample that was selected is not a random one. So the
+supervisor that will be deployed drives fresh episodes, full compute is run beside every plan it
+executes, on that plan's own noise, and the worst call of each episode counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from muninn.certify.metrics import Metric, Tolerance, measure, metric_name, resolve, tolerances
+from muninn.certify.paired import call_seed, full_compute
+from muninn.certify.risk import choose_member, order_statistic, require_units
+from muninn.errors import InputError
+from muninn.loop.supervisor import Command, Observation, Supervisor
+from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
+
+Supervise = Callable[[Observation, float], Command]
+DriveSupervised = Callable[[Supervise, int], None]
+
+
+@dataclass(frozen=True)
+class EscalatedVerdict:
+    """Whether an escalated program keeps its promise.
+
+    Attributes:
+        certified: the promise holds.
+        excess: worst deviation over tolerance of each episode, (episodes,).
+        allowed: episodes that might have exceeded the tolerance.
+        calls, holds: planning calls of all episodes, and those that executed no plan.
+        tolerance: a number, or the name of the function.
+        risk, confidence, metric: as in :func:`muninn.calibrate`.
+    """
+
+    certified: bool
+    excess: FloatArray
+    allowed: int
+    calls: int
+    holds: int
+    tolerance: float | str
+    risk: float
+    confidence: float | None
+    metric: str
+
+    @property
+    def violations(self) -> int:
+        """Episodes beyond the tolerance."""
+        return int(np.count_nonzero(self.excess > 1.0))
+
+    def promise(self) -> str:
+        """The promise in one plain sentence, or that there is none."""
+        seen = f"{self.violations} of {len(self.excess)} episodes exceeded {self.tolerance}"
+        if not self.certified:
+            return f"No promise: {seen} ({self.metric}), {self.allowed} were allowed."
+        certainty = (
+            "averaged over calibrations"
+            if self.confidence is None
+            else f"with confidence {self.confidence:.0%} over the calibration draw"
+        )
+        return (
+            f"At most {self.risk:.1%} of new episodes execute a plan that deviates from full "
+            f"compute by more than {self.tolerance} ({self.metric}), {certainty}, for episodes "
+            f"like those driven ({seen}; {self.holds} of {self.calls} calls held)."
+        )
+
+
+def certify_escalated(
+    build: Callable[[int], Supervisor],
+    drive: DriveSupervised,
+    episodes: int,
+    *,
+    planner: Planner,
+    tolerance: Tolerance,
+    metric: str | Metric = "rms_step",
+    risk: float = 0.05,
+    confidence: float | None = 0.95,
+    reference: Planner | None = None,
+    seed: int = 0,
+) -> EscalatedVerdict:
+    """Drive fresh episodes with the supervisor to be deployed and count those that deviate.
+
+    The program must be frozen before: its certificate (whose calibration calls the ranks refer to)
+    comes from other episodes. The seeds used here are none of :func:`muninn.calibrate`'s.
+
+    Args:
+        build: ``build(seed)`` makes the supervisor of one episode, its noise drawn from the seed.
+            Where deadlines bind, its runner must be late as often as the robot's: give it the
+            latencies recorded there, on a virtual clock.
+        drive: ``drive(supervise, seed)`` runs one episode, acting on every command.
+        episodes: how many to drive; 59 at least for the defaults.
+        planner: what is cached; draws the noise.
+        tolerance, metric, risk, confidence, reference: as in :func:`muninn.calibrate`.
+        seed: of the episodes.
+
+    Raises:
+        CalibrationError: too few episodes; says how many are needed.
+        InputError: an episode never planned.
+    """
+    name, deviation = resolve(metric)
+    require_units(episodes, risk, confidence, "episodes")
+    excess = np.zeros(episodes)
+    calls = holds = 0
+    for unit in range(episodes):
+        supervisor = build(call_seed(seed, unit, 0, 0, 0))
+        seen: list[float] = []
+
+        def supervise(
+            observation: Observation,
+            now: float,
+            supervisor: Supervisor = supervisor,
+            seen: list[float] = seen,
+        ) -> Command:
+            command = supervisor.supervise(observation, now)
+            if command.plan is None or command.seed is None:
+                seen.append(0.0)  # a hold executes no plan, so none deviates
+                return command
+            noise = planner.draw_noise(seeds=[command.seed])
+            full = full_compute(reference or planner, observation.context, noise).cpu()
+            found = measure(deviation, full, command.plan[None].to(full.dtype))
+            limit = tolerances(tolerance, observation.context, 1)
+            seen.append(float(found[0] / limit[0]))
+            return command
+
+        drive(supervise, call_seed(seed, unit, 1, 0, 0))
+        if not seen:
+            raise InputError(f"episode {unit} ended without planning once; check drive()")
+        excess[unit] = max(seen)
+        calls += supervisor.log.calls
+        holds += sum(supervisor.log.holds.values())
+    both = np.column_stack([np.zeros(episodes), excess])  # full compute is always the first member
+    return EscalatedVerdict(
+        certified=choose_member(both, risk, confidence) == 1,
+        excess=excess,
+        allowed=order_statistic(episodes, risk, confidence) - 1,
+        calls=calls,
+        holds=holds,
+        tolerance=metric_name(tolerance) if callable(tolerance) else float(tolerance),
+        risk=risk,
+        confidence=confidence,
+        metric=name,
+    )

@@ -1,0 +1,313 @@
+"""Escalation: what a robot does with a plan whose error estimate is large.
+
+A pure state machine, the paper's (appendix "Extended runtime escalation study"). Once per planning
+call :meth:`Escalation.observe` moves the mode by the call's signal, with hysteresis;
+:meth:`Escalation.step` then says what to do next: ask for a plan, execute one, or hold. It computes
+nothing, keeps nothing and reads no clock: plans, times and the mode are arguments.
+
+The signal is the rank of the call's error estimate among the calibration calls. The paper's own
+signal and thresholds are :func:`muninn.paper.escalation.paper_escalation`; the machine is the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from muninn.errors import InputError
+from muninn.model.schedule import FloatArray
+from muninn.record import Record
+
+Source = Literal["cached", "resampled", "full"]
+SOURCES: tuple[Source, ...] = ("cached", "resampled", "full")
+
+
+class Mode(IntEnum):
+    """How far a robot has escalated; each mode but the first is also an intervention."""
+
+    NOMINAL = 0
+    DAMP = 1
+    RESAMPLE = 2
+    FULL = 3
+
+
+VARIANTS: dict[str, frozenset[Mode]] = {
+    "muninn-only": frozenset(),
+    "dampen": frozenset({Mode.DAMP}),
+    "resample+dampen": frozenset({Mode.DAMP, Mode.RESAMPLE}),
+    "full-override": frozenset({Mode.FULL}),
+    "combined": frozenset({Mode.DAMP, Mode.RESAMPLE, Mode.FULL}),
+}
+"""The five variants of the paper's study: which interventions are allowed."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the machine remembers between calls.
+
+    Attributes:
+        mode: entered and not yet left.
+        clear: consecutive calls, up to now, whose signal was clear.
+    """
+
+    mode: Mode = Mode.NOMINAL
+    clear: int = 0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan as the machine sees it.
+
+    Attributes:
+        estimate: of its error; the smallest is selected.
+        flaw: why it must not be executed (not finite, failed the screen); None once screened.
+        full: it is full compute's own plan (an override, or a call that fell back to it).
+    """
+
+    estimate: float
+    flaw: str | None
+    full: bool = False
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Worst seconds that each source of plans takes on this machine, screening included.
+
+    Zeros mean that nothing is known: everything is tried, and the deadline decides.
+    """
+
+    cached: float = 0.0
+    resampled: float = 0.0
+    full: float = 0.0
+
+
+@dataclass(frozen=True)
+class Call:
+    """One planning call so far.
+
+    Attributes:
+        deadline: when the robot must have an answer, on the clock of ``now``.
+        needs: what asking for a plan costs.
+        cached: the certified program's plan.
+        resampled: plans from other noise, () until asked for.
+        full: full compute's plan.
+        failure: why the call cannot go on (an exception, no answer, an old observation).
+        alarm: why the certified program is not to be trusted: full compute instead.
+    """
+
+    deadline: float
+    needs: Needs = field(default_factory=Needs)
+    cached: Candidate | None = None
+    resampled: tuple[Candidate, ...] = ()
+    full: Candidate | None = None
+    failure: str | None = None
+    alarm: str | None = None
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Compute plans and come back: ``count`` of them, from noise of their own."""
+
+    source: Source
+    count: int
+
+
+@dataclass(frozen=True)
+class Execute:
+    """Execute a plan that passed the screen.
+
+    Attributes:
+        source, row: which one.
+        factor: what the commands derived from it are multiplied by; see :func:`damped`.
+        reason: why this is less than the mode asks for, or None.
+    """
+
+    source: Source
+    row: int
+    factor: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The platform's safety action for this call: hover, stop, hold the joints."""
+
+    reason: str
+
+
+Action = Ask | Execute | Hold
+
+
+def rank_of(record: Record) -> FloatArray:
+    """The signal of certified mode: rank of each row among the calibration calls, (batch,).
+
+    NaN where there is none: full compute in the place of a certificate that did not match.
+    """
+    return np.full(len(record.estimate), np.nan) if record.rank is None else record.rank
+
+
+@dataclass(frozen=True)
+class Escalation:
+    """The machine's configuration. The defaults are those of certified mode.
+
+    Attributes:
+        warn, resample, full: a mode is entered by a signal above its threshold.
+        clear: all modes are left after ``clear_calls`` consecutive signals at or below it.
+        clear_calls: the hysteresis.
+        candidates: plans drawn for multi-sample selection, the paper's M.
+        factors: damping in the modes DAMP and RESAMPLE.
+        allowed: interventions that are switched on; see :data:`VARIANTS`.
+        without_full: what to do where full compute is wanted and does not fit into the time left:
+            ``damp`` executes the certified plan with the stronger damping, ``hold`` holds.
+        signal: reads the signal of every row from a record.
+
+    Raises:
+        InputError: thresholds out of order, a count below one, or a factor outside (0, 1].
+    """
+
+    warn: float = 0.85
+    resample: float = 0.95
+    full: float = 0.99
+    clear: float = 0.75
+    clear_calls: int = 2
+    candidates: int = 4
+    factors: tuple[float, float] = (0.7, 0.5)
+    allowed: frozenset[Mode] = VARIANTS["combined"]
+    without_full: Literal["damp", "hold"] = "damp"
+    signal: Callable[[Record], FloatArray] = rank_of
+
+    def __post_init__(self) -> None:
+        levels = (self.clear, self.warn, self.resample, self.full)
+        if not all(map(math.isfinite, levels)) or list(levels) != sorted(levels):
+            raise InputError(
+                "thresholds must be finite and in the order clear <= warn <= resample <= full, got "
+                f"{levels}"
+            )
+        if self.clear_calls < 1 or self.candidates < 1:
+            raise InputError(
+                f"clear_calls and candidates are at least 1, got {self.clear_calls} and "
+                f"{self.candidates}"
+            )
+        if not all(0.0 < factor <= 1.0 for factor in self.factors):
+            raise InputError(f"damping factors lie in (0, 1], got {self.factors}")
+        if self.without_full not in ("damp", "hold"):
+            raise InputError(f"without_full is 'damp' or 'hold', got {self.without_full!r}")
+
+    # -- between calls -----------------------------------------------------------------------
+
+    def level(self, signal: float) -> Mode:
+        """The mode that a signal asks for by itself; NaN asks for none."""
+        if signal > self.full:
+            return Mode.FULL
+        if signal > self.resample:
+            return Mode.RESAMPLE
+        return Mode.DAMP if signal > self.warn else Mode.NOMINAL
+
+    def observe(self, state: State, signal: float) -> State:
+        """The state after a call with this signal; once per call, NaN where there was none.
+
+        >>> machine, state = Escalation(), State()
+        >>> for signal in (0.96, 0.5, 0.8, 0.5, 0.5):
+        ...     state = machine.observe(state, signal)
+        ...     print(state.mode.name, state.clear)
+        RESAMPLE 0
+        RESAMPLE 1
+        RESAMPLE 0
+        RESAMPLE 1
+        NOMINAL 2
+        """
+        clear = min(state.clear + 1, self.clear_calls) if signal <= self.clear else 0
+        if clear == self.clear_calls:
+            return State(Mode.NOMINAL, clear)
+        return State(max(state.mode, self.level(signal)), clear)
+
+    # -- within a call -----------------------------------------------------------------------
+
+    def step(self, mode: Mode, call: Call, now: float) -> Action:
+        """What to do next in a call. Every path ends in Execute or Hold after at most two asks."""
+        if call.failure is not None:
+            return Hold(call.failure)
+        if not now <= call.deadline:
+            return Hold(f"the deadline passed {now - call.deadline:.3g} s ago")
+        left = call.deadline - now
+        if call.alarm is not None:
+            if call.full is None and call.needs.full > left:
+                return Hold(f"{call.alarm}; {_short('full compute', call.needs.full, left)}")
+            return self._override(call)
+        first = call.cached
+        if first is None:
+            if call.needs.cached > left:
+                return Hold(_short("planning", call.needs.cached, left))
+            return Ask("cached", 1)
+        if first.full:
+            return _execute("cached", 0, first, 1.0, None)
+        if mode is Mode.FULL and Mode.FULL in self.allowed:
+            if call.full is not None or call.needs.full <= left:
+                return self._override(call)
+            late = _short("full compute", call.needs.full, left)
+            if self.without_full == "hold":
+                return Hold(late)
+            return _execute("cached", 0, first, self.factors[1], late)
+        reason: str | None = None
+        wanted = mode >= Mode.RESAMPLE or first.flaw is not None
+        if wanted and Mode.RESAMPLE in self.allowed:
+            if call.resampled:
+                return self._select(call.resampled)
+            if call.needs.resampled <= left:
+                return Ask("resampled", self.candidates)
+            reason = _short("resampling", call.needs.resampled, left)
+        return _execute("cached", 0, first, self.factor(mode), reason)
+
+    def factor(self, mode: Mode) -> float:
+        """What commands of a cached plan are multiplied by in a mode."""
+        if mode is Mode.NOMINAL or Mode.DAMP not in self.allowed:
+            return 1.0
+        return self.factors[0] if mode is Mode.DAMP else self.factors[1]
+
+    def _override(self, call: Call) -> Action:
+        if call.full is None:
+            return Ask("full", 1)
+        return _execute("full", 0, call.full, 1.0, call.alarm)
+
+    def _select(self, candidates: Sequence[Candidate]) -> Action:
+        """The smallest estimate among those that passed the screen; the first of equals."""
+        usable = [row for row, plan in enumerate(candidates) if plan.flaw is None]
+        if not usable:
+            return Hold(f"none of {len(candidates)} candidates is usable: {candidates[0].flaw}")
+        # A NaN estimate would win or lose by its place: it counts as the largest.
+        row = min(usable, key=lambda row: _or_inf(candidates[row].estimate))
+        return Execute("resampled", row, self.factor(Mode.RESAMPLE))
+
+
+def _or_inf(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _short(what: str, needed: float, left: float) -> str:
+    return f"{what} needs {needed:.3g} s and {max(left, 0.0):.3g} s are left"
+
+
+def _execute(
+    source: Source, row: int, plan: Candidate, factor: float, reason: str | None
+) -> Execute | Hold:
+    if plan.flaw is not None:
+        return Hold(plan.flaw if reason is None else f"{plan.flaw}; {reason}")
+    return Execute(source, row, factor, reason)
+
+
+def damped(
+    command: npt.ArrayLike, factor: float, low: npt.ArrayLike, high: npt.ArrayLike
+) -> FloatArray:
+    """A command times the factor, then saturated elementwise to the actuators' limits.
+
+    >>> damped([4.0, -1.0], 0.5, -1.5, 1.5).tolist()
+    [1.5, -0.5]
+    """
+    result: FloatArray = np.clip(np.asarray(command, dtype=float) * factor, low, high)
+    return result

@@ -1,0 +1,239 @@
+"""Where plans are computed: in this process, or in a worker process that cannot be late.
+
+The robot's process asks and waits until a time, no longer. A worker that has not answered by then
+may finish, and what it says is thrown away; one that stays silent is killed and replaced.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any, Protocol
+
+from muninn.errors import InputError, MuninnError
+from muninn.loop.programs import Job, Plans, Programs
+
+_HEADER = struct.Struct("!Q")
+_READY = -1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there are no plans."""
+
+    reason: str
+
+
+class Runner(Protocol):
+    """Runs jobs, and tells the time by which they are awaited."""
+
+    def clock(self) -> float:
+        """Monotonic seconds."""
+        ...
+
+    def ask(self, job: Job, until: float) -> Plans | Failure:
+        """The plans of a job, or why there are none. Never raises; returns by ``until``."""
+        ...
+
+
+class InProcess:
+    """Runs jobs right here: for tests and simulation. It cannot return before a planner does.
+
+    Args:
+        programs: what plans.
+        clock: monotonic seconds; a simulation's own for virtual time.
+    """
+
+    def __init__(self, programs: Programs, clock: Callable[[], float] = time.monotonic) -> None:
+        self.programs = programs
+        self._clock = clock
+
+    def clock(self) -> float:
+        """The clock it was given."""
+        return self._clock()
+
+    def ask(self, job: Job, until: float) -> Plans | Failure:
+        """Run the job; ``until`` is for the caller to check."""
+        return _attempt(self.programs, job)
+
+
+def _attempt(programs: Programs, job: Job) -> Plans | Failure:
+    try:
+        return programs.run(job)
+    except Exception as error:
+        return Failure(f"{type(error).__name__}: {error}")
+
+
+class WorkerProcess:
+    """Runs jobs in a process of its own and never waits beyond ``until``.
+
+    Args:
+        build: makes the programs, in the worker; a function of a module, or a ``partial`` of one.
+        patience: seconds after its deadline that a silent worker may live. Short of a model's
+            loading time it pays to wait for a plan that is merely late.
+
+    Use it as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(self, build: Callable[[], Programs], *, patience: float = 1.0) -> None:
+        if not patience >= 0.0:
+            raise InputError(f"patience is a number of seconds, at least 0, got {patience}")
+        self._build = build
+        self._patience = patience
+        self._retired: list[BaseProcess] = []
+        self._number = 0
+        self._broken: str | None = None
+        self.replaced = 0
+        self._answer: Plans | Failure | None = None
+        self._ready = self._idle = False
+        self._start()
+
+    def clock(self) -> float:
+        """``time.monotonic``."""
+        return time.monotonic()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the present worker."""
+        return self._process.pid
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait until the programs are built and can be asked.
+
+        Raises:
+            MuninnError: they could not be built, or not in time.
+        """
+        until = time.monotonic() + timeout
+        while not self._ready:
+            reason = self._broken or self._receive(until)
+            if reason is not None:
+                raise MuninnError(f"the planner's process is not ready: {reason}")
+
+    def ask(self, job: Job, until: float) -> Plans | Failure:
+        """The plans of a job by ``until``, or why there are none."""
+        for process in self._retired:
+            process.join(0)
+        self._retired = [process for process in self._retired if process.is_alive()]
+        if self._broken is not None:
+            return Failure(self._broken)
+        while not self._idle:  # starting, or still at an earlier job whose answer is void
+            reason = self._receive(until)
+            if reason is not None:
+                return Failure(reason)
+        self._number += 1
+        self._answer = None
+        try:
+            data = pickle.dumps((self._number, job))
+        except Exception as error:  # a context may hold anything
+            return Failure(f"the context cannot be sent to a process ({error})")
+        self._idle, self._due = False, until
+        try:
+            self._socket.settimeout(max(until - time.monotonic(), 1e-4))
+            self._socket.sendall(_HEADER.pack(len(data)) + data)
+        except OSError as error:  # half a message is sent: this worker cannot be talked to again
+            return Failure(self._replace(f"the job could not be sent ({error})"))
+        while self._answer is None:
+            reason = self._receive(until)
+            if reason is not None:
+                return Failure(reason)
+        return self._answer
+
+    def close(self) -> None:
+        """End the worker."""
+        self._broken = "the planner's process was closed"
+        self._socket.close()
+        self._process.kill()
+        self._process.join()
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- the worker's life -------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        # Spawned: a forked child would share locks and GPU state with the robot's process.
+        context = multiprocessing.get_context("spawn")
+        self._process = context.Process(target=_work, args=(theirs, self._build), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._buffer = b""
+        self._ready = self._idle = False
+        self._due = float("inf")  # loading takes as long as it takes
+
+    def _replace(self, why: str) -> str:
+        self._socket.close()
+        self._process.kill()
+        self._retired.append(self._process)
+        self.replaced += 1
+        self._start()
+        return f"{why}; it is being replaced"
+
+    def _receive(self, until: float) -> str | None:
+        """Take in one message, or say why there is none by ``until``."""
+        while (message := self._next()) is None:
+            now = time.monotonic()
+            if now >= until:
+                if now >= self._due + self._patience:
+                    return self._replace("the planner's process hangs")
+                return "no plan by the deadline" if self._ready else "the planner is still loading"
+            self._socket.settimeout(max(until - now, 1e-4))
+            try:
+                data = self._socket.recv(1 << 20)
+            except TimeoutError:
+                continue
+            except OSError as error:
+                return self._replace(f"the planner's process is gone ({error})")
+            if not data:
+                return self._replace("the planner's process died")
+            self._buffer += data
+        number, content = message
+        self._idle = True
+        if number == _READY:
+            self._ready = content is None
+            self._broken = content  # built once, failed once: another try would fail as well
+            return self._broken
+        if number == self._number:
+            self._answer = content
+        return None
+
+    def _next(self) -> tuple[int, Any] | None:
+        """The first whole message in the buffer."""
+        if len(self._buffer) < _HEADER.size:
+            return None
+        end = _HEADER.size + _HEADER.unpack_from(self._buffer)[0]
+        if len(self._buffer) < end:
+            return None
+        message: tuple[int, Any] = pickle.loads(self._buffer[_HEADER.size : end])
+        self._buffer = self._buffer[end:]
+        return message
+
+
+def _work(connection: socket.socket, build: Callable[[], Programs]) -> None:
+    """The worker: build once, then answer jobs in order until the other end is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the robot's process to handle
+
+    def send(number: int, content: object) -> None:
+        data = pickle.dumps((number, content))
+        connection.sendall(_HEADER.pack(len(data)) + data)
+
+    try:
+        programs = build()
+    except Exception as error:
+        send(_READY, f"the planner could not be built ({type(error).__name__}: {error})")
+        return
+    send(_READY, None)
+    with connection.makefile("rb") as stream:
+        while header := stream.read(_HEADER.size):
+            number, job = pickle.loads(stream.read(_HEADER.unpack(header)[0]))
+            send(number, _attempt(programs, job))

@@ -1,0 +1,1 @@
+"""Whether the promise still holds where it is deployed."""

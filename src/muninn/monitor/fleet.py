@@ -1,0 +1,96 @@
+"""A fleet's audits as one body of evidence, whatever the order in which logs come in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from muninn.certify.certificate import Certificate
+from muninn.errors import CertificateError, InputError
+from muninn.monitor.audit import Audit, certificate_digest, read_audits, watchable
+from muninn.monitor.sequential import RiskEvidence, require_level
+
+
+class Fleet:
+    """Merges audits of many robots that run one certificate.
+
+    The state is a function of the *set* of audits: logs may come in any order, in parts and more
+    than once. Which logs have come in so far must not depend on what is in them.
+
+    Args:
+        certificate: what all of them run; a confident one.
+        level: probability of ever raising a false alarm, over all looks.
+
+    Attributes:
+        duplicates: audits that had been there before.
+    """
+
+    def __init__(self, certificate: Certificate, *, level: float = 0.05) -> None:
+        self.digest = certificate_digest(watchable(certificate))
+        self.level = require_level(level)
+        self.duplicates = 0
+        self._evidence = RiskEvidence(certificate.risk)
+        self._audits: dict[tuple[str, str], Audit] = {}
+
+    def add(self, audits: Iterable[Audit]) -> int:
+        """Take audits in; how many were new. All of them are taken, or none.
+
+        Raises:
+            CertificateError: an audit belongs to another certificate.
+            InputError: two audits of one robot and call differ.
+        """
+        fresh: dict[tuple[str, str], Audit] = {}
+        duplicates = 0
+        for audit in audits:
+            key = audit.robot, audit.call
+            if audit.certificate != self.digest:
+                raise CertificateError(
+                    f"robot {audit.robot!r} was audited under certificate {audit.certificate}, "
+                    f"this fleet runs {self.digest}; merge each certificate's logs on their own"
+                )
+            known = self._audits.get(key) or fresh.get(key)
+            if known is None:
+                fresh[key] = audit
+            elif known == audit:
+                duplicates += 1
+            else:
+                raise InputError(
+                    f"robot {audit.robot!r} has two audits of call {audit.call} that differ "
+                    f"({known} and {audit}); robots must have names of their own"
+                )
+        for audit in fresh.values():
+            self._evidence.add(audit.ordinal, audit.violated)
+        self._audits.update(fresh)
+        self.duplicates += duplicates
+        return len(fresh)
+
+    def add_log(self, path: str | Path) -> int:
+        """Take a robot's audit log in, or what is new in it."""
+        return self.add(read_audits(path))
+
+    @property
+    def audits(self) -> list[Audit]:
+        """All audits, by robot and number."""
+        return sorted(self._audits.values(), key=lambda audit: (audit.robot, audit.ordinal))
+
+    @property
+    def violations(self) -> int:
+        """Audits beyond their tolerance."""
+        return self._evidence.violations
+
+    @property
+    def e_value(self) -> float:
+        """Evidence against the promise."""
+        return math.exp(min(self._evidence.log_e_value, 700.0))
+
+    @property
+    def alarm(self) -> str | None:
+        """Why the certificate is not to be relied on, by what is here now; act the first time."""
+        if self._evidence.log_e_value < -math.log(self.level):
+            return None
+        return (
+            f"fleet alarm: {self.violations} of {len(self._audits)} audits exceed the tolerance, "
+            f"promised were at most {self._evidence.risk:.1%} (level {self.level:g}); calibrate "
+            "again"
+        )

@@ -1,0 +1,226 @@
+"""A cached planner under watch: the same call, audited now and then, full compute when in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.certify.cached import CachedPlanner
+from muninn.certify.metrics import Metric, Tolerance
+from muninn.context import Context, select
+from muninn.engines.runtime import log_once
+from muninn.errors import CertificateError, InputError
+from muninn.model.planner import Noise, Planner
+from muninn.monitor.audit import certificate_digest
+from muninn.monitor.monitor import Monitor
+from muninn.monitor.shadow import (
+    HeldCall,
+    Shadow,
+    audit_metric,
+    audit_reference,
+    audit_tolerance,
+    excess_of,
+)
+from muninn.monitor.telemetry import Sample, Telemetry
+from muninn.record import Record
+
+
+@dataclass
+class _Episode:
+    """What is kept of the episode under way.
+
+    Attributes:
+        key: the user's name for it.
+        audited: decided before its first call.
+        held: one call drawn uniformly so far, or all of them where the unit is the episode.
+        estimate: of one call drawn uniformly so far.
+    """
+
+    key: Hashable
+    audited: bool
+    calls: int = 0
+    call: str = ""
+    held: list[HeldCall] = field(default_factory=list)
+    estimate: float = 0.0
+
+
+class Monitored:
+    """Plans like a cached planner, under the eyes of a monitor.
+
+    An episode is audited with probability ``rate``, drawn before its first call. Of an audited
+    one a single call, uniform among its calls, is compared with full compute when the episode is
+    over; where the certificate's unit is the episode, all of its calls are, as one audit. After
+    an alarm, and while nobody can audit, full compute runs and every record says why.
+
+    Args:
+        fast: what :func:`muninn.cache` returned.
+        monitor: of the same certificate.
+        rate: share of episodes that are audited.
+        executor: where audits run, say ``ThreadPoolExecutor(1)``; without one they wait for
+            :meth:`audit`, to be called when the robot has time. With several threads too, audits
+            are counted in the order of the calls (:class:`muninn.monitor.shadow.Shadow` says why).
+        reference: planner whose full compute is the truth, if the certificate has one.
+        metric, tolerance: those of the certificate where they are functions of the user's.
+        telemetry: gets every call's record.
+        seed: of the draws; None for fresh entropy.
+
+    Raises:
+        CertificateError: ``fast`` runs without a certificate, or with another one.
+    """
+
+    def __init__(
+        self,
+        fast: CachedPlanner,
+        monitor: Monitor,
+        *,
+        rate: float = 0.1,
+        executor: Executor | None = None,
+        reference: Planner | None = None,
+        metric: Metric | None = None,
+        tolerance: Tolerance | None = None,
+        telemetry: Telemetry | None = None,
+        seed: int | None = None,
+    ) -> None:
+        certificate = fast.certificate
+        if certificate is None:
+            raise CertificateError(f"there is no certificate to watch: {fast.reason}")
+        if certificate_digest(certificate) != monitor.digest:
+            raise CertificateError("the monitor watches another certificate; make one for this one")
+        if not 0.0 < rate <= 1.0:
+            raise InputError(f"rate is the share of episodes audited, in (0, 1]; got {rate}")
+        self.fast = fast
+        self.monitor = monitor
+        self._rate = rate
+        self._telemetry = telemetry
+        self._shadow = Shadow(executor, fast.planner.device)
+        self._excess = partial(
+            excess_of,
+            reference=audit_reference(certificate, fast.planner, reference),
+            metric=audit_metric(certificate, metric),
+            tolerance=audit_tolerance(certificate, tolerance),
+            arithmetic=certificate.arithmetic,
+        )
+        self._whole_episodes = certificate.unit == "episode"
+        self._full = CachedPlanner(fast.planner, None, "full")
+        self._random = np.random.default_rng(seed)
+        self._episode: _Episode | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why full compute runs now, or None: an alarm, nobody to audit, another arithmetic."""
+        return self.monitor.alarm or self._shadow.blind or self.fast.reason
+
+    def __call__(
+        self,
+        context: Context = None,
+        *,
+        noise: Noise | None = None,
+        generator: torch.Generator | None = None,
+        episode: Hashable | None = None,
+    ) -> tuple[Tensor, Record]:
+        """Trajectories and their record, as from the cached planner.
+
+        Args:
+            context, noise, generator: as in :meth:`CachedPlanner.__call__`.
+            episode: calls with the same name belong together and depend on each other; another
+                name ends the episode before. None: this call stands alone.
+        """
+        self._take(self._shadow.collect())
+        noise = self.fast.planner.prepare(context, noise, generator)
+        if self._episode is not None and (episode is None or episode != self._episode.key):
+            self.end_episode()
+        call, reason = self.monitor.next_call(), self.monitor.alarm or self._shadow.blind
+        if reason is None:
+            trajectory, record = self.fast(context, noise=noise)
+        else:
+            trajectory, record = self._full(context, noise=noise)
+            record = replace(record, fallback=(reason,) * len(trajectory))
+        if record.bound is None:
+            self._episode = None  # full compute deviates by nothing: no evidence of the cache
+        else:
+            try:
+                self._watch(context, noise, trajectory, record, episode, call)
+            except Exception as error:  # watching must not cost the robot its plan
+                self._episode = None
+                log_once(f"a call could not be kept for an audit: {type(error).__name__}: {error}")
+            if episode is None:
+                self.end_episode()
+        if self._telemetry is not None:
+            self._telemetry.observe(
+                record,
+                call=call,
+                episode=None if episode is None else str(episode),
+                certificate=self.monitor.digest,
+                drift_warning=self.monitor.warning,
+            )
+        return trajectory, record
+
+    def _watch(
+        self,
+        context: Context,
+        noise: Noise,
+        trajectory: Tensor,
+        record: Record,
+        episode: Hashable | None,
+        call: str,
+    ) -> None:
+        """Keep what an audit may need: the rows of a batch are so many calls."""
+        if self._episode is None:
+            self._episode = _Episode(episode, bool(self._random.random() < self._rate))
+        kept = self._episode
+        for row in range(len(trajectory)):
+            kept.calls += 1
+            drawn = self._random.integers(kept.calls) == 0  # uniform among all calls so far
+            if drawn:
+                kept.estimate = float(record.estimate[row])
+            if not kept.audited or not (drawn or self._whole_episodes):
+                continue
+            rows = torch.tensor([row], device="cpu")  # whatever the default device
+            held = HeldCall(select(context, rows), noise.select(rows), trajectory[rows])
+            kept.call = call
+            kept.held = [*kept.held, held] if self._whole_episodes else [held]
+
+    def end_episode(self) -> None:
+        """Say that the episode is over; its audit is queued. Waits for nothing."""
+        ended, self._episode = self._episode, None
+        if ended is None or not ended.calls:
+            return
+        self.monitor.see(ended.estimate)
+        if ended.audited:
+            self._shadow.submit(ended.call, partial(self._excess, ended.held))
+
+    def audit(self) -> None:
+        """Run the audits that wait, on this thread: for when the robot has time."""
+        self._take(self._shadow.run_here())
+        self.monitor.flush()
+
+    def revive(self, executor: Executor) -> None:
+        """Go on with another audit worker after one died."""
+        self._shadow.revive(executor)
+
+    def close(self) -> None:
+        """End the episode and finish every audit that can be finished."""
+        self.end_episode()
+        self._take(self._shadow.finish())
+        self.monitor.flush()
+
+    def _take(self, results: list[tuple[str, float | None]]) -> None:
+        for call, excess in results:
+            self.monitor.record(call, excess)
+
+    def samples(self) -> list[Sample]:
+        """State for :func:`muninn.monitor.telemetry.render`: calls, audits, alarm, blindness."""
+        labels = {"robot": self.monitor.robot}
+        waiting, blind = len(self._shadow), float(self._shadow.blind is not None)
+        own = [
+            Sample("audits_waiting", "gauge", waiting, "Audits not yet run.", labels),
+            Sample("blind", "gauge", blind, "1 while nobody can audit.", labels),
+        ]
+        calls = [] if self._telemetry is None else self._telemetry.samples()
+        return [*calls, *self.monitor.samples(), *own]

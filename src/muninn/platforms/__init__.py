@@ -1,1 +1,0 @@
-"""Robots in simulation: worlds, controllers and planners for the closed loop."""

@@ -1,0 +1,163 @@
+"""The best static plan as a shortest path: dynamic programming over measured segment errors.
+
+Full compute is run on a few tuning calls and every prediction is kept. For any two anchors the
+error that forecasting the gap between them would inject is then a quadratic form in the Gram
+matrix of those predictions, so all segments are priced without a single further evaluation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from muninn.context import Context
+from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
+from muninn.model.sampler import Kind
+from muninn.model.schedule import FloatArray
+from muninn.programs.forecast import Forecast, error_weights, interpolation_weights, smooth_variable
+
+MOST_POSITIONS = 128  # candidate anchors; longer samplers are searched on a coarser grid
+
+
+def spread_steps(steps: int, count: int) -> tuple[int, ...]:
+    """``count`` steps from the first to the last, as evenly as integers allow."""
+    if not 2 <= count <= steps:
+        raise InputError(f"choose between 2 and {steps} evaluations, got {count}")
+    return tuple(int(step) for step in np.round(np.linspace(0, steps - 1, count)))
+
+
+@torch.no_grad()
+def prediction_grams(planner: Planner, context: Context, noise: Noise) -> dict[Kind, FloatArray]:
+    """Gram matrices (calls, steps, steps) of Full's predictions in every quantity, over horizon."""
+    sampler = planner.sampler
+    x = planner.start(noise, context)
+    chains: dict[Kind, list[torch.Tensor]] = {kind: [] for kind in sampler.kinds}
+    for step in range(len(sampler)):
+        prediction = planner.denoiser(x, planner.timestep(step, len(x)), context)
+        for kind, chain in chains.items():
+            value = sampler.convert(x, prediction, step, kind)
+            chain.append(value.to("cpu", torch.float32).flatten(1).clone())
+        x = planner.advance(x, prediction, step, noise.at(step, slice(None)), context)
+    grams: dict[Kind, FloatArray] = {}
+    for kind, chain in chains.items():
+        values = torch.stack(chain, dim=1).double()
+        grams[kind] = (values @ values.transpose(1, 2)).numpy() / planner.shape[0]
+    return grams
+
+
+@dataclass(frozen=True)
+class SegmentModel:
+    """How a segment is priced.
+
+    Attributes:
+        feed_through: weight of the extrapolation error at the end of a gap, which disturbs the
+            evaluation there even when look-back repairs the state.
+        emphasis: how much more an error counts at the noisy end; the factor at the first step is
+            ``exp(emphasis)``, at the last 1. Below 0 where later evaluations repair early errors,
+            as those of a deterministic sampler do.
+    """
+
+    feed_through: float
+    emphasis: float
+
+
+def segment_costs(
+    planner: Planner,
+    forecast: Forecast,
+    gram: FloatArray,
+    positions: list[int],
+    model: SegmentModel,
+) -> FloatArray:
+    """Cost (positions, positions) of forecasting between two consecutive anchors; inf backwards."""
+    steps = len(planner.sampler)
+    variable = smooth_variable(planner.sampler)
+    weights = error_weights(planner.sampler, forecast.quantity, model.emphasis)
+    weights = np.where(np.isfinite(weights), weights, 0.0)
+    usable = np.nan_to_num(gram)
+    costs = np.full((len(positions), len(positions)), np.inf)
+    for place, begin in enumerate(positions[:-1]):
+        ends = positions[place + 1 :]
+        ahead = np.stack([_gap_error(begin, e, steps, variable, weights, forecast) for e in ends])
+        price = _size(ahead, usable)
+        if forecast.look_back:
+            repaired = np.stack(
+                [
+                    _gap_error(begin, e, steps, variable, weights, forecast, closed=True)
+                    for e in ends
+                ]
+            )
+            price = _size(repaired, usable) + model.feed_through * price
+        costs[place, place + 1 :] = price
+    return costs
+
+
+def _gap_error(
+    begin: int,
+    end: int,
+    steps: int,
+    variable: FloatArray,
+    weights: FloatArray,
+    forecast: Forecast,
+    closed: bool = False,
+) -> FloatArray:
+    """Coefficients (steps,) on the true predictions whose sum is the error of a gap.
+
+    Earlier nodes are assumed as far apart as this gap is long, as they are in a smooth plan.
+    """
+    spacing = end - begin
+    nodes = sorted({max(begin - spacing * back, 0) for back in range(forecast.order + 1)})
+    if closed:
+        nodes.append(end)
+    gap = np.arange(begin + 1, end)
+    row = np.zeros(steps)
+    row[gap] = weights[gap]
+    if gap.size:
+        row[nodes] -= weights[gap] @ interpolation_weights(variable[nodes], variable[gap])
+    return row
+
+
+def _size(rows: FloatArray, gram: FloatArray) -> FloatArray:
+    """80th percentile over calls of ``|sum_t row_t prediction_t|``, for each row.
+
+    The promise allows some calls to deviate: a mean would spend the plan on the few that are about
+    to choose between two routes, and a median forgets the hard ones.
+    """
+    squares = np.einsum("crs,rs->rc", np.einsum("csu,ru->crs", gram, rows, optimize=True), rows)
+    size: FloatArray = np.quantile(np.sqrt(np.maximum(squares, 0.0)), 0.8, axis=1)
+    return size
+
+
+def anchor_positions(steps: int) -> list[int]:
+    """Candidate anchors: every step, or an even grid of a long sampler."""
+    if steps <= MOST_POSITIONS:
+        return list(range(steps))
+    grid = np.unique(np.round(np.linspace(0, steps - 1, MOST_POSITIONS)).astype(int))
+    return [int(step) for step in grid]
+
+
+def cheapest_anchors(costs: FloatArray, positions: list[int], most: int) -> dict[int, list[int]]:
+    """The cheapest anchors for every number of evaluations from 2 to ``most``.
+
+    Shortest path with a fixed number of edges, first to last position, costs added up.
+    """
+    count = len(positions)
+    best = np.full(count, np.inf)
+    best[0] = 0.0
+    parents: list[np.ndarray] = []
+    plans: dict[int, list[int]] = {}
+    for evaluations in range(2, min(most, count) + 1):
+        through = best[:, None] + costs
+        parent = through.argmin(axis=0)
+        best = through[parent, np.arange(count)]
+        parents.append(parent)
+        if not np.isfinite(best[-1]):
+            continue
+        at, path = count - 1, [count - 1]
+        for layer in reversed(parents):
+            at = int(layer[at])
+            path.append(at)
+        plans[evaluations] = [positions[place] for place in reversed(path)]
+    return plans

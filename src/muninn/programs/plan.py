@@ -1,0 +1,213 @@
+"""Which steps to evaluate: static plans, adaptive gates, and families ordered by aggressiveness."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from muninn.errors import InputError
+from muninn.model.sampler import Kind
+from muninn.model.schedule import FloatArray
+from muninn.programs.forecast import Forecast
+
+
+class Plan(Protocol):
+    """Names the next step to evaluate, for one trajectory, right after an evaluation.
+
+    ``fixed`` says that it does not depend on the trajectory: nothing need be read from a device.
+    """
+
+    fixed: ClassVar[bool]
+
+    def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
+        """The next step to evaluate, in (step, steps).
+
+        Args:
+            step: the step just evaluated.
+            steps: length of the sampler; its last step is always evaluated.
+            used: evaluations of this call so far.
+            growth: cumulated error estimate per unit of ``scale``, (steps,).
+            scale: size of the highest divided difference; NaN while the history is too short for
+                the forecast's order.
+        """
+        ...
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a certificate."""
+        ...
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """Full compute: the denoiser at every step. Member 0 of every family."""
+
+    fixed: ClassVar[bool] = True
+
+    def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
+        """The following step."""
+        return step + 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a certificate."""
+        return {"plan": "everywhere"}
+
+
+@dataclass(frozen=True)
+class Static:
+    """Evaluations at fixed steps, the same for every trajectory.
+
+    Attributes:
+        anchors: increasing steps; the first is 0, the last is the sampler's last.
+    """
+
+    fixed: ClassVar[bool] = True
+    anchors: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        anchors = tuple(int(anchor) for anchor in self.anchors)
+        object.__setattr__(self, "anchors", anchors)
+        if not anchors or anchors[0] != 0 or any(np.diff(anchors) <= 0):
+            raise InputError(
+                f"anchors must increase from step 0 to the last step, got {anchors[:8]}..."
+            )
+        object.__setattr__(self, "_after", dict(itertools.pairwise(anchors)))
+
+    def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
+        """The anchor after ``step``."""
+        after: dict[int, int] = self._after  # type: ignore[attr-defined]
+        return after.get(step, steps - 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a certificate."""
+        return {"plan": "static", "anchors": list(self.anchors)}
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Evaluates as soon as the accumulated error estimate passes a threshold.
+
+    The estimate depends only on past evaluations, so the decision is taken once per evaluation,
+    ahead of the steps it skips. Spends more on calls whose predictions bend more.
+
+    Attributes:
+        threshold: accumulated estimate, in units of the trajectory, that triggers an evaluation.
+        dense: steps at the start that are always evaluated.
+        longest: most steps between two evaluations.
+        cap: hard limit on evaluations per call; the last step is always among them.
+        emphasis: weight of the estimate at the noisy end, ``exp(emphasis)`` at the first step and
+            1 at the last; below 0 where later evaluations repair early errors.
+    """
+
+    fixed: ClassVar[bool] = False
+    threshold: float
+    dense: int = 3
+    longest: int = 1_000_000
+    cap: int = 1_000_000
+    emphasis: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0.0:
+            raise InputError(f"threshold must be at least 0, got {self.threshold}")
+        if self.dense < 1 or self.longest < 1 or self.cap < self.dense + 1:
+            raise InputError(
+                f"need dense >= 1, longest >= 1 and cap >= dense + 1, got dense={self.dense}, "
+                f"longest={self.longest}, cap={self.cap}"
+            )
+        if not math.isfinite(self.emphasis):
+            raise InputError(f"emphasis must be finite, got {self.emphasis}")
+
+    def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
+        """First step at which the estimate would pass the threshold."""
+        if used >= self.cap - 1:
+            return steps - 1
+        if step + 1 < self.dense or not np.isfinite(scale):
+            return step + 1
+        allowed = self.threshold / scale if scale > 0.0 else np.inf
+        passing = int(np.searchsorted(growth, allowed, side="right"))
+        return min(max(passing, step + 1), step + self.longest, steps - 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a certificate."""
+        return {
+            "plan": "adaptive",
+            "threshold": self.threshold,
+            "dense": self.dense,
+            "longest": self.longest,
+            "cap": self.cap,
+            "emphasis": self.emphasis,
+        }
+
+
+def plan_from_json(data: dict[str, Any]) -> Plan:
+    """The plan that :meth:`Plan.to_json` described."""
+    fields = dict(data)
+    name = fields.pop("plan", None)
+    try:
+        if name == "everywhere":
+            return Everywhere(**fields)
+        if name == "static":
+            return Static(**fields)
+        if name == "adaptive":
+            return Adaptive(**fields)
+    except TypeError as error:
+        raise InputError(f"malformed {name} plan {fields}: {error}") from error
+    raise InputError(f"unknown plan {name!r}; known are everywhere, static and adaptive")
+
+
+@dataclass(frozen=True)
+class Program:
+    """One deployable way to run a planner: a forecast and a plan."""
+
+    forecast: Forecast
+    plan: Plan
+
+    @classmethod
+    def full(cls, kind: Kind) -> Program:
+        """Full compute."""
+        return cls(Forecast(kind, 0, look_back=False), Everywhere())
+
+
+@dataclass(frozen=True)
+class Family:
+    """Programs from conservative to aggressive; member 0 is Full. Frozen before certification.
+
+    Attributes:
+        forecast: shared by all members.
+        plans: member 0 is :class:`Everywhere`.
+        name: ``static`` or ``adaptive``, for people.
+    """
+
+    forecast: Forecast
+    plans: tuple[Plan, ...]
+    name: str
+
+    def __post_init__(self) -> None:
+        if len(self.plans) < 2 or not isinstance(self.plans[0], Everywhere):
+            raise InputError(
+                "a family needs full compute (Everywhere) as member 0 and at least one other member"
+            )
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def member(self, index: int) -> Program:
+        """The program at a position."""
+        return Program(self.forecast, self.plans[index])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a certificate or a family file."""
+        return {
+            "name": self.name,
+            "forecast": self.forecast.to_json(),
+            "plans": [plan.to_json() for plan in self.plans],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Family:
+        """The family that :meth:`to_json` described."""
+        plans = tuple(plan_from_json(plan) for plan in data["plans"])
+        return cls(Forecast(**data["forecast"]), plans, data["name"])

@@ -1,0 +1,252 @@
+"""Tables, plots and pages of the ablation study, on a folder known by construction."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ablation_cases import CALLS, COUNTS, STEPS, difficulty, make_cell, write_folder
+from muninn.errors import InputError
+from muninn_bench.studies.ablation import (
+    analysis,
+    tables_cost,
+    tables_findings,
+    tables_ours,
+    tables_paper,
+)
+from muninn_bench.studies.ablation.cells import CALIBRATE, TEST, Key, Study, save_cell
+from muninn_bench.studies.ablation.folder import Raw
+from muninn_bench.studies.ablation.tables import Estimate, Share, Table, short
+from muninn_bench.studies.ablation.write import all_tables, write_results
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("raw"))
+
+
+@pytest.fixture(scope="module")
+def raw(folder: Path) -> Raw:
+    return Raw.load(folder)
+
+
+def column(table: Table, name: str) -> list[Any]:
+    return [row[table.header.index(name)] for row in table.rows]
+
+
+def rows_of(table: Table, **wanted: Any) -> list[dict[str, Any]]:
+    dicts = [dict(zip(table.header, row, strict=True)) for row in table.rows]
+    return [one for one in dicts if all(one[k] == v for k, v in wanted.items())]
+
+
+# -- tables ----------------------------------------------------------------------------------
+
+
+def test_promise_ratio_and_verdict(raw: Raw) -> None:
+    table = tables_ours.table_promise(raw)
+    own = analysis.certified(raw, "static-0.05", 0.05, 0.05).test
+    best = analysis.certified(raw, "unipc", 0.05, 0.05).test
+    assert own is not None and best is not None
+    # The certificate named 30 evaluations of UniPC and refused 20: 21 might do.
+    place = analysis.certified(raw, "unipc", 0.05, 0.05).place
+    refused = raw.study.family("unipc", CALIBRATE)[place + 1].key.settings["evaluations"]
+    assert refused + 1 < best.evaluations.mean()
+    ratio = (refused + 1) / own.evaluations.mean()
+    (line,) = [n for n in table.notes if n.startswith("Tolerance 0.05: certified cache, static")]
+    assert f"{ratio:.2f} times as many" in line and "UniPC" in line
+    assert line.endswith("yes." if ratio >= 2 else "no.")
+    spent = [v.value for v in column(table, "evaluations") if isinstance(v, Estimate)]
+    reuse = [v for v in column(table, "reuse") if v is not None]
+    assert reuse == pytest.approx([1 - value / STEPS for value in spent])
+
+
+@pytest.mark.parametrize(("needed", "word"), [(10.0, "yes"), (10.1, "no")])
+def test_half_means_at_most_half(needed: float, word: str) -> None:
+    spent = {"static-0.05": needed, "fewsteps": 25.0, "unipc": 30.0}
+    (line,) = tables_ours._half(0.05, spent, {**spent, "fewsteps": 20.0})
+    assert line.endswith(f"{word}.")
+    assert "between 20 and 25" in line
+
+
+def test_holm_table_counts_and_rejects_nothing_kept(raw: Raw) -> None:
+    table = tables_ours.table_holm(raw)
+    for row in rows_of(table, family="certified cache, static plan"):
+        method = f"static-{row['tolerance']:g}"
+        cell = analysis.certified(raw, method, row["tolerance"], row["risk"]).test
+        assert cell is not None
+        assert row["violating calls"] == (cell.deviation > row["tolerance"]).sum()
+    assert "Rejected: none" in table.notes[0]
+
+
+def test_a_broken_promise_is_rejected(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "raw"
+    shutil.copytree(folder, broken)
+    for order, count in enumerate(COUNTS):  # the test calls are three times as hard
+        hard = 3 * 2.0 / count**2 * difficulty(TEST)
+        key = Key("static-0.05", order, TEST, {"evaluations": count})
+        save_cell(broken / "cells", make_cell(key, hard, count))
+    table = tables_ours.table_holm(Raw.load(broken))
+    assert "Rejected: certified cache, static plan at 0.05" in table.notes[0]
+
+
+def test_risk_table_mace_is_that_of_its_own_shares(raw: Raw) -> None:
+    (table,) = tables_paper.tables_ii(raw)
+    (row,) = rows_of(table, program="paper, algorithm")
+    shares = [row[f"violations at {risk:g}"].value for risk in raw.risks]
+    assert row["MACE"] == pytest.approx(np.mean(np.abs(np.subtract(shares, raw.risks))))
+    cell = raw.paper(0.05, 0.2, "algorithm")
+    assert cell is not None and shares[-1] == pytest.approx((cell.deviation > 0.05).mean())
+    labels = column(table, "program")
+    assert labels[labels.index("certified cache, static plan") + 1] == "... one member more careful"
+    (aged,) = rows_of(table, program="paper, algorithm, age at most 4")
+    assert aged["violations at 0.2"] == analysis.NOT_MEASURED and aged["MACE"] is not None
+
+
+def test_sweeps_hold_only_what_they_vary(raw: Raw) -> None:
+    assert column(tables_paper.table_iii(raw), "accounting") == ["without (L_t = 1)", "with L_t"]
+    assert column(tables_paper.table_vi(raw), "calibration calls") == [20, 100, 1000]
+    assert column(tables_paper.table_vi(raw), "quantile") == ["void", "void", "valid"]
+    ends = zip(
+        *(column(tables_paper.table_v(raw), name) for name in ("prefix", "suffix")), strict=True
+    )
+    assert list(ends) == [(0, 0), (2, 0), (4, 4)]
+
+
+def test_probe_table_shows_pooled_within_and_price(raw: Raw) -> None:
+    table = tables_paper.table_iv(raw)
+    first = rows_of(table, probe="stem-1", score="relative_l1")[0]
+    assert first["cost"] == pytest.approx(0.1)
+    assert first["pooled correlation"] > 0.95 and abs(first["within step, median"]) < 0.1
+    assert isinstance(first["violations"], Estimate)
+
+
+def test_speed_up_is_a_ratio_of_medians(raw: Raw) -> None:
+    cell = raw.study.find("unipc", evaluations=10)
+    assert cell is not None and raw.speed_up(cell) == pytest.approx(0.04 / 0.012)
+    quarter = tables_cost.table_quarter(raw)
+    (row,) = rows_of(quarter, method="UniPC")
+    assert row["settings"] == "evaluations 7"  # 9 ms of the 10 allowed; 10 evaluations take 12
+
+
+def test_equivalent_evaluations_pay_for_the_probe(raw: Raw) -> None:
+    table = tables_ours.table_vii(raw)
+    (row,) = rows_of(table, tolerance=0.05, family="probe gate, our forecast")
+    assert row["equivalent evaluations"] == pytest.approx(row["evaluations"].value + STEPS * 0.1)
+    for plain in rows_of(table, tolerance=0.05, family="certified cache, static plan"):
+        assert plain["equivalent evaluations"] == pytest.approx(plain["evaluations"].value)
+
+
+def test_compute_that_follows_difficulty_is_seen(raw: Raw) -> None:
+    correlation, clearance, bins = tables_findings.tables_kf3(raw)
+    row = rows_of(correlation, program="paper, algorithm, tolerance 0.05")[0]
+    assert row["with clearance"] < -0.95  # clearance was made as 1 / difficulty
+    own = rows_of(clearance, program="paper, algorithm, tolerance 0.05")
+    assert len(own) == 5 and sum(one["calls"] for one in own) == CALLS[TEST]
+    spent = [one["mean evaluations"].value for one in own]
+    assert spent == sorted(spent, reverse=True)
+    shares = [o["share of calls"] for o in rows_of(bins, program=own[0]["program"])]
+    assert sum(shares) == pytest.approx(1.0)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=60))
+def test_groups_partition_and_keep_equal_values_together(values: list[int]) -> None:
+    data = np.array(values, dtype=np.float64)
+    found = tables_findings.groups(data)
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(values)))
+    assert len(found) <= 5
+    for before, after in pairwise(found):
+        assert data[before].max() < data[after].min()
+
+
+def test_coverage_of_both_predictions(raw: Raw) -> None:
+    table, charged = tables_findings.tables_kf4(raw)
+    (paper,) = rows_of(table, tolerance=0.05, prediction="paper, algorithm")
+    expected = (4 * 0.5 * 0.05 * difficulty(TEST) <= 0.05 * 0.9).mean()
+    assert paper["covered"].value == pytest.approx(expected, abs=1e-3)
+    (bound,) = rows_of(table, tolerance=0.05, prediction="certified bound")
+    assert bound["covered"].low < 0.97 and bound["covered"].high > 0.92
+    assert len(charged.rows) == STEPS
+    for name in charged.header[1:]:
+        assert sum(column(charged, name)) == pytest.approx(1.0)
+
+
+def test_cost_model_by_hand(raw: Raw) -> None:
+    table, probes = tables_cost.tables_overhead(raw)
+    row = rows_of(table)[0]
+    assert row["T probe + n core, ms"] == pytest.approx(STEPS * 0.1 + row["evaluations"] * 0.9)
+    gap = row["with sampler, ms"] - row["T probe + n core, ms"]
+    assert gap == pytest.approx(STEPS * 0.03)
+    assert row["error"] == pytest.approx(row["T probe + n core, ms"] / row["measured ms"] - 1)
+    assert column(probes, "network") == ["Net"] and column(probes, "share") == [0.1]
+
+
+# -- files -----------------------------------------------------------------------------------
+
+
+def test_results_are_complete_and_parse_back(folder: Path, tmp_path: Path) -> None:
+    names = write_results(folder, tmp_path)
+    assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
+    assert {"holm.csv", "frontier.csv", "frontier.png", "reliability.png"} <= set(names)
+    for table in all_tables(Raw.load(folder)):
+        with (tmp_path / f"{table.name}.csv").open() as stream:
+            rows = list(csv.DictReader(stream))
+        assert len(rows) == len(table.rows), table.name
+        for name in table.header:
+            for parsed, value in zip(rows, column(table, name), strict=True):
+                plain = value.value if isinstance(value, Estimate) else value
+                if isinstance(plain, float) and not math.isnan(plain):
+                    assert float(parsed[name]) == pytest.approx(plain, rel=1e-5)
+                if isinstance(value, Estimate):
+                    assert float(parsed[f"{name} low"]) <= float(parsed[f"{name} high"])
+    readme = (tmp_path / "README.md").read_text()
+    assert "nan" not in readme.lower().replace("nano", "") and "Seed: 3" in readme
+    for table in all_tables(Raw.load(folder)):
+        assert f"## {table.title}" in readme
+    for name in names:
+        assert name == "README.md" or f"({name})" in readme
+
+
+@pytest.mark.parametrize(
+    "kept",
+    ["static-0.05", "adaptive-0.05", "paper", "fewsteps", "full", "variant-epsilon-1-plain"],
+)
+def test_partial_folders_are_written_too(folder: Path, tmp_path: Path, kept: str) -> None:
+    for cell in Study.load(folder / "cells").cells:
+        if cell.key.method == kept:
+            save_cell(tmp_path / "raw" / "cells", cell)
+    names = write_results(tmp_path / "raw", tmp_path / "out")
+    assert "README.md" in names and "not measured" in (tmp_path / "out/README.md").read_text()
+
+
+def test_a_small_run_says_too_few_calls(folder: Path, tmp_path: Path) -> None:
+    small = tmp_path / "raw"
+    shutil.copytree(folder, small)
+    for cell in Study.load(small / "cells").cells:
+        few = 40 if cell.key.stream == CALIBRATE else 24
+        spent = cell.evaluations[:few]
+        save_cell(small / "cells", make_cell(cell.key, cell.deviation[:few], spent))
+    write_results(small, tmp_path / "out")
+    assert analysis.TOO_FEW in (tmp_path / "out" / "promise.csv").read_text()
+    assert "No certificate could be tested." not in (tmp_path / "out/README.md").read_text()
+
+
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no measured cell"):
+        write_results(tmp_path, tmp_path / "out")
+
+
+def test_numbers_are_short_and_nan_is_empty() -> None:
+    assert [short(v) for v in (float("nan"), None, 0.0, 92.468, 123456.7)] == [
+        "", "", "0", "92.5", "123457",
+    ]  # fmt: skip
+    assert short(Estimate(10.0, 10.0, 10.0)) == "10"
+    assert short(Share(0.05, 0.04, 0.0612)) == "0.050 [0.040, 0.061]"

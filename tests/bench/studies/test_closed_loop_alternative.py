@@ -1,0 +1,65 @@
+"""What stands for fewer steps in a closed loop: tuned once, on scouted calls, and only if flown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import closed_loop_cases as cases
+import loop_cases
+from muninn.certify.paired import PairedCalls, call_seed
+from muninn.errors import InputError
+from muninn.loop.programs import Job
+from muninn_bench.measure.alternatives import Alternative, deviations
+from muninn_bench.measure.matched import allowed_share
+from muninn_bench.studies.closed_loop.certified import position_metric, scout
+from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms
+from muninn_bench.studies.closed_loop.settings import Settings
+from muninn_bench.studies.closed_loop.study import Paths, prepare
+from muninn_bench.studies.closed_loop.timing import measure_trace
+
+SCOUTS = 24
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> Paths:
+    made = Paths(tmp_path / "c.safetensors", tmp_path / "results" / "latency.jsonl", tmp_path)
+    loop_cases.certificate().save(made.certificate)
+    return made
+
+
+def test_fewer_steps_are_tuned_once_on_scouted_calls(paths: Paths) -> None:
+    settings = Settings(loop_cases.TOLERANCE, live=4, processes=1, scouts=SCOUTS)
+    without = prepare(cases.platform, settings, paths, fewer=False)
+    assert without.fewer is None and not paths.fewer.exists()
+    made = prepare(cases.platform, settings, paths).fewer
+    assert made is not None and made.calls == SCOUTS and paths.fewer.exists()
+    certificate = loop_cases.certificate()
+    (row,) = (row for row in certificate.realised if row["member"] == certificate.member)
+    assert row["evaluations_mean"] <= made.evaluations < row["evaluations_mean"] + 1
+    # The best of all alternatives, by what is certified: the largest distance between positions.
+    contexts = scout(cases.platform, settings, paths.work)
+    robot = cases.platform()
+    calls = PairedCalls(robot.planner, contexts, SCOUTS, position_metric(robot), call_seed(0, 2))
+    even = Alternative.untuned("fewsteps", robot.planner, made.evaluations)
+    share = allowed_share(certificate)
+    plain = np.quantile(
+        deviations(even.run(robot.planner), calls, SCOUTS), 1 - share, method="lower"
+    )
+    assert made.excess <= plain / settings.tolerance + 1e-9
+    known = paths.fewer.stat().st_mtime_ns
+    assert prepare(cases.platform, settings, paths).fewer == made
+    assert paths.fewer.stat().st_mtime_ns == known
+
+
+def test_without_them_nothing_is_timed_and_their_method_says_what_to_do() -> None:
+    programs = cases.programs()
+    contexts = loop_cases.starts(3, 0)
+    without = ClosedLoopPrograms(programs.platform, programs.fast)
+    assert "fewsteps" not in {
+        job.program for job in measure_trace(without, contexts, 1, progress=False).jobs
+    }
+    with pytest.raises(InputError, match=r"tuned by `muninn-bench fly --study`"):
+        without.plan("fewsteps", Job("cached", contexts[:1], (0,)))

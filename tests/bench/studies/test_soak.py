@@ -1,0 +1,83 @@
+"""The soak sees results that change and memory that grows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import muninn_bench.studies.latency.soak as soak
+from latency_cases import tiny
+from muninn.engines.shapes import MOST_SHAPES
+from muninn.errors import InputError
+from muninn_bench.measure.machine import hardware
+
+
+def test_a_soak_of_a_tiny_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(soak.BUILDERS, "maze2d-fp32", lambda device, calls: tiny())
+    monkeypatch.setattr(soak, "EVALUATIONS", 5)
+    monkeypatch.setattr(soak, "RARE_EVERY", 5)  # a sweep is 30 calls
+    found = soak.run_soak(tmp_path, "cpu", 180, "a test", progress=False)
+    assert [(one.program, one.calls, one.changed) for one in found] == [
+        ("static", 90, 0),
+        ("gated", 90, 0),
+    ]
+    assert [[sweep[0] for sweep in one.sweeps] for one in found] == [[30, 60, 90]] * 2
+    document = json.loads((tmp_path / "soak_cpu.json").read_text())
+    assert document["hardware"] == hardware(torch.device("cpu"))
+    assert len(document["runs"]) == 2
+    with pytest.raises(InputError, match="at least"):
+        soak.run_soak(tmp_path, "cpu", 119, "a test")
+
+
+@pytest.mark.parametrize("engine", ["graph", "compile"])
+def test_every_rare_call_comes_after_more_shapes_than_graphs_keep(engine: str) -> None:
+    seen: list[int] = []
+
+    def run(rows: int, noise: Any) -> Any:
+        seen.append(rows)
+        return torch.zeros(1), None
+
+    found = soak._soak(
+        run, lambda rows, first: (rows, None), torch.device("cpu"), "static", engine,
+        3 * soak.RARE_EVERY * len(soak.RARE), lambda steps: None,
+    )  # fmt: skip
+    if engine == "compile":
+        assert set(seen) == set(soak.COMMON)
+        return
+    assert found.distinct == soak.DISTINCT + len(soak.RARE)
+    kept: OrderedDict[int, None] = OrderedDict()
+    captured = Counter[int]()
+    for rows in seen:  # what the graph runtimes do
+        captured[rows] += rows not in kept
+        kept[rows] = None
+        kept.move_to_end(rows)
+        if len(kept) > MOST_SHAPES:
+            kept.popitem(last=False)
+    assert captured == dict.fromkeys(soak.RARE, 3) | dict.fromkeys(soak.COMMON, 1)
+
+
+def test_a_result_that_changes_and_memory_that_grows_are_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = 0
+    memory = iter(range(1000))
+
+    def run(context: Any, noise: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return torch.full((1,), float(calls == 100)), None
+
+    monkeypatch.setattr(soak, "_allocated", lambda device: float(next(memory)))
+    device = torch.device("cpu")
+    found = soak._soak(
+        run, lambda rows, first: (None, None), device, "static", "eager", 960, lambda steps: None
+    )
+    assert found.changed == 1
+    slope = 1e3 / (soak.RARE_EVERY * len(soak.RARE))  # a megabyte a sweep
+    assert found.growth_mb_per_1000 == pytest.approx(slope)
+    assert found.late_growth_mb_per_1000 == pytest.approx(slope)

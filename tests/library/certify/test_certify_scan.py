@@ -1,0 +1,107 @@
+"""How a member is chosen from units, and how units are split before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from certify_cases import STEPS, TableUnits, uniform_tolerated
+from muninn.certify.calibrate import split_units
+from muninn.certify.journal import Journal
+from muninn.certify.risk import choose_member, order_statistic, tolerated
+from muninn.certify.scan import choose_among
+from muninn.errors import CalibrationError
+from muninn.model.schedule import FloatArray
+from muninn.programs.forecast import Forecast
+from muninn.programs.plan import Everywhere, Family, Static
+
+# -- the scan over units ---------------------------------------------------------------------
+
+
+def long_family(members: int) -> Family:
+    plans = tuple(Static((0, *range(k, STEPS))) for k in range(2, members + 1))
+    return Family(Forecast("sample", 1), (Everywhere(), *plans), "static")
+
+
+def scan(excess: FloatArray, allowed: int, chunk: int = 7, check_full: bool = False) -> Any:
+    family = long_family(excess.shape[1])
+    units = TableUnits(excess, family, chunk)
+    result = choose_among(
+        units, family, list(range(units.count)), allowed, check_full, Journal(None, {}),
+        lambda description, total: lambda steps: None,
+    )  # fmt: skip
+    return *result, units
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_units_measured_in_chunks_choose_what_the_whole_table_says(chunk: int) -> None:
+    generator = np.random.default_rng(chunk)
+    for _ in range(20):
+        excess = uniform_tolerated(60, 9, generator)
+        excess[generator.random(excess.shape) < 0.3] = 0.4  # units come back into the tolerance
+        excess[:, 0] = 0.0
+        rank = order_statistic(60, 0.1, None)
+        member, outcomes, realised, units = scan(excess, rank - 1, chunk)
+        assert member == choose_member(excess, 0.1, None) == np.sort(tolerated(excess))[rank - 1]
+        assert len(outcomes) == (60 if member else 0)
+        assert [row["member"] for row in realised] == list(range(1, len(realised) + 1))
+        assert [row["accepted"] for row in realised] == [k < member for k in range(len(realised))]
+        assert max(k for k, _ in units.measured) == min(member + 1, 8)
+
+
+def test_a_unit_that_left_the_tolerance_counts_even_after_it_came_back() -> None:
+    excess = np.full((40, 5), 0.5)
+    excess[:3, 2] = 2.0  # three units leave at member 2 only
+    excess[3:6, 3] = 2.0  # three others at member 3 only
+    assert np.count_nonzero(excess > 1.0, axis=0).max() == 3  # each member alone looks fine
+    member, _, realised, _ = scan(excess, allowed=3)
+    assert member == 2
+    assert [row["violations"] for row in realised] == [0, 3, 6]
+    assert scan(excess, allowed=6)[0] == 4
+
+
+def test_full_compute_is_checked_only_against_a_reference() -> None:
+    excess = np.full((40, 3), 2.0)
+    member, outcomes, _, units = scan(excess, allowed=3)
+    assert (member, outcomes) == (0, [])
+    assert all(k > 0 for k, _ in units.measured)
+    with pytest.raises(CalibrationError, match=r"full compute itself.*Raise the tolerance, dep"):
+        scan(excess, allowed=3, check_full=True)
+
+
+# -- splits ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tune", [False, True])
+@pytest.mark.parametrize("count", [98, 120, 500])
+def test_splits_are_disjoint_complete_and_random(tune: bool, count: int) -> None:
+    parts = split_units(count, 0.05, 0.95 if count > 98 else None, tune=tune, seed=3)
+    assert sorted(unit for part in parts.values() for unit in part) == list(range(count))
+    assert bool(parts["tune"]) == tune
+    assert len(parts["bound"]) >= 19
+    assert parts["certify"] != list(range(len(parts["certify"])))
+    again = split_units(count, 0.05, None, tune=tune, seed=3)
+    other = split_units(count, 0.05, None, tune=tune, seed=4)
+    assert again == parts != other
+
+
+@pytest.mark.parametrize("risk", [0.3, 0.05, 0.01])
+@pytest.mark.parametrize("confidence", [None, 0.95])
+@pytest.mark.parametrize("tune", [False, True])
+def test_the_number_asked_for_is_exactly_enough(
+    risk: float, confidence: float | None, tune: bool
+) -> None:
+    with pytest.raises(CalibrationError, match="give at least") as refusal:
+        split_units(4, risk, confidence, tune=tune, seed=0)
+    needed = int(str(refusal.value).split("give at least ")[1].split(",")[0])
+    parts = split_units(needed, risk, confidence, tune=tune, seed=0)
+    assert order_statistic(len(parts["certify"]), risk, confidence) >= 1
+    with pytest.raises(CalibrationError, match=f"give at least {needed}"):
+        split_units(needed - 1, risk, confidence, tune=tune, seed=0)
+
+
+def test_a_tiny_risk_is_answered_at_once() -> None:
+    with pytest.raises(CalibrationError, match=r"give at least 3\d{4}"):
+        split_units(100, 1e-4, 0.95, tune=False, seed=0)

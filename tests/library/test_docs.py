@@ -1,0 +1,35 @@
+"""The examples of docs/paper.md print what the page says, and the tables it names are written."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import numpy as np
+
+from ablation_cases import make_cell
+from muninn_bench.studies.ablation.cells import TEST, Key, save_cell
+from muninn_bench.studies.ablation.folder import Raw
+from muninn_bench.studies.ablation.write import all_tables
+
+PAPER = Path(__file__).parents[2] / "docs" / "paper.md"
+
+
+def test_examples_of_the_paper_page() -> None:
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    result = doctest.testfile(str(PAPER), module_relative=False, optionflags=flags)
+    assert result.failed == 0, "what differs is printed above"
+    assert result.attempted > 100
+
+
+def test_the_paper_page_names_every_table_of_the_study(tmp_path: Path) -> None:
+    save_cell(tmp_path / "cells", make_cell(Key("full", 0, TEST, {}), np.zeros(5), 40.0))
+    tables = all_tables(Raw.load(tmp_path))
+    written = {re.sub(r"(?<=_)\d[\d.]*$", "", table.name) for table in tables}  # less a tolerance
+    _, found, rest = PAPER.read_text().partition("| claim of the paper |")
+    assert found
+    answers, _, _ = rest.partition("\n\n")
+    last_cells = [line.split("|")[-2] for line in answers.splitlines() if line.startswith("|")]
+    named = {name for cell in last_cells for name in re.findall(r"`(\w+)(?:\.\.\.)?`", cell)}
+    assert named == written
