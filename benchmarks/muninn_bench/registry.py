@@ -1,46 +1,47 @@
-"""Platforms by name, imported when asked for: each needs packages of its own."""
+"""Tasks by name: every folder ``tasks/NAME`` with a ``task.py`` is one, imported when asked for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from muninn.errors import InputError
-from muninn_bench.platform import Platform
+from muninn_bench import tasks
+from muninn_bench.task import Task
 
 
-@dataclass(frozen=True)
-class _Entry:
-    module: str
-    factory: str
-    extra: str
+def names() -> tuple[str, ...]:
+    """The names of all tasks."""
+    folders = (Path(place) for place in tasks.__path__)
+    return tuple(sorted(file.parent.name for place in folders for file in place.glob("*/task.py")))
 
 
-_PLATFORMS = {
-    "maze2d": _Entry("muninn_bench.tasks.maze2d.flight", "MazePlatform", "bench"),
-    "crazyflie": _Entry("muninn_bench.tasks.crazyflie.navigation", "Crazyflie", "fly"),
-    "asv": _Entry("muninn_bench.tasks.asv.platform", "AsvPlatform", "fly"),
-}
-
-NAMES = tuple(_PLATFORMS)
-
-
-def load_platform(name: str) -> Platform:
-    """Build the platform of a name, with its bundled planner.
+def find_task(name: str) -> Task:
+    """The task of a name.
 
     Raises:
-        InputError: no such platform, or a package or teacher that it needs is missing.
+        InputError: there is none, or a package or file that it needs is missing.
     """
-    if name not in _PLATFORMS:
-        raise InputError(f"no platform {name!r}; choose from {', '.join(NAMES)}")
-    entry = _PLATFORMS[name]
+    if name not in names():
+        raise InputError(f"no task {name!r}; choose from {', '.join(names())}")
     try:
-        made: Platform = getattr(import_module(entry.module), entry.factory)()
+        task: Task = import_module(f"muninn_bench.tasks.{name}.task").TASK
     except ImportError as error:
         raise InputError(
-            f"the platform {name} needs packages that are missing ({error}); install them with "
-            f"pip install 'muninn-diffusion[{entry.extra}]'"
+            f"the task {name} needs packages that are missing ({error}); docs/guides/tasks.md "
+            "says how to install them"
         ) from error
-    except FileNotFoundError as error:
-        raise InputError(f"the platform {name} has no planner yet: {error}") from error
-    return made
+    return task
+
+
+def require_variant(task: Task, variant: str | None) -> str:
+    """A variant of the task; the first by default.
+
+    Raises:
+        InputError: the task has no such variant.
+    """
+    if variant is not None and variant not in task.variants:
+        raise InputError(
+            f"{task.name} has no variant {variant!r}; choose from {', '.join(task.variants)}"
+        )
+    return variant or task.variants[0]
