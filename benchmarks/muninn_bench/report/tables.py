@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -41,17 +42,15 @@ def cells(method: dict[str, Any], intervals: bool = False) -> list[str]:
     ]
 
 
-def markdown_table(result: dict[str, Any]) -> str:
-    """The comparison as README shows it; alternatives that were not tuned are left out."""
+def markdown_table(result: dict[str, Any], names: Sequence[str]) -> str:
+    """The comparison of some methods as README shows it, without the world's own signal."""
     rows = []
     for method in result["methods"]:
-        name = method["name"]
-        if name not in ("full", "muninn") and method.get("tuned") is None:
-            continue
-        row = cells(method, intervals=True)
-        row[0] += " (your sampler)" if name == "full" else ""
-        rows.append([f"**{cell}**" for cell in row] if name == "muninn" else row)
-    return markdown(headings(result), rows)
+        if method["name"] in names:
+            row = cells(method, intervals=True)[:-1]
+            row[0] += " (your sampler)" if method["name"] == "full" else ""
+            rows.append([f"**{cell}**" for cell in row] if method["name"] == "muninn" else row)
+    return markdown(headings(result)[:-1], rows)
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:
