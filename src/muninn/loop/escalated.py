@@ -1,8 +1,8 @@
 """Certify a program that escalates, as one member: unit episode, escalation and deadlines included.
 
-A certificate of the cached program does not cover it in closed loop: damping, other samples and
+The cached program's certificate does not cover it in closed loop: damping, other samples and
 overrides lead the robot to other states, and a sample that was selected is not a random one. So the
-supervisor that will be deployed drives fresh episodes, full compute is run beside every plan it
+supervisor that will be deployed drives fresh episodes, full compute runs beside every plan it
 executes, on that plan's own noise, and the worst call of each episode counts.
 """
 
@@ -30,12 +30,10 @@ class EscalatedVerdict:
     """Whether an escalated program keeps its promise.
 
     Attributes:
-        certified: the promise holds.
         excess: worst deviation over tolerance of each episode, (episodes,).
         allowed: episodes that might have exceeded the tolerance.
         calls, holds: planning calls of all episodes, and those that executed no plan.
         tolerance: a number, or the name of the function.
-        risk, confidence, metric: as in :func:`muninn.calibrate`.
     """
 
     certified: bool
@@ -58,11 +56,9 @@ class EscalatedVerdict:
         seen = f"{self.violations} of {len(self.excess)} episodes exceeded {self.tolerance}"
         if not self.certified:
             return f"No promise: {seen} ({self.metric}), {self.allowed} were allowed."
-        certainty = (
-            "averaged over calibrations"
-            if self.confidence is None
-            else f"with confidence {self.confidence:.0%} over the calibration draw"
-        )
+        certainty = "averaged over calibrations"
+        if self.confidence is not None:
+            certainty = f"with confidence {self.confidence:.0%} over the calibration draw"
         return (
             f"At most {self.risk:.1%} of new episodes execute a plan that deviates from full "
             f"compute by more than {self.tolerance} ({self.metric}), {certainty}, for episodes "

@@ -5,36 +5,29 @@
         command = supervisor.supervise(Observation(context, taken), now=time.monotonic())
 
 A command executes a screened plan of this very call, or holds and says why. No exception leaves
-:meth:`Supervisor.supervise`; with a :class:`muninn.loop.worker.WorkerProcess` it answers by the
-deadline.
+:meth:`Supervisor.supervise`; with a worker process it answers by the deadline.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from muninn.certify.paired import call_seed
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.loop.deadline import LatencyLog
-from muninn.loop.escalation import Ask, Call, Candidate, Escalation, Execute, Hold, Needs, State
-from muninn.loop.programs import Job, Plans
+from muninn.loop.escalation import Ask, Candidate, Escalation, Execute, Hold, Needs, Stage, State
+from muninn.loop.request import Reply, Request
 from muninn.loop.worker import Failure, Runner
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the robot knows.
-
-    Attributes:
-        context: for the planner, one row.
-        taken: when it was sensed, on the runner's clock.
-    """
+    """What the robot knows: a context of one row, and when it was sensed, on the runner's clock."""
 
     context: Context
     taken: float
@@ -49,10 +42,8 @@ class CallReport:
         began, finished, deadline: on the runner's clock.
         mode: after the call's signal.
         signal: rank (or the paper's rho) of the certified plan; None if there was none.
-        estimate: of the error of the plan that is executed.
         action: ``execute`` or ``hold``.
-        source: of the plan.
-        factor: of its commands.
+        estimate, source, factor: of the plan that is executed.
         reason: why it held, or did less than the mode asks for.
         fallback: why the certified program was run with full compute, if it was.
         evaluations: denoiser evaluations of all plans of the call.
@@ -89,7 +80,6 @@ class Command:
         action: :class:`Execute`, or :class:`Hold`: the platform's safety action, for this call.
         plan: to execute, (horizon, dim); None for a hold.
         seed: of the noise the plan was drawn from, so that full compute can be run beside it.
-        report: what happened.
     """
 
     action: Execute | Hold
@@ -104,7 +94,7 @@ class Supervisor:
     Args:
         runner: where plans are computed.
         escalation: the machine.
-        needs: worst times, from :meth:`muninn.loop.times.Times.needs`; zeros try everything.
+        needs: worst times, from :meth:`muninn.loop.deadline.Times.needs`; zeros try everything.
         budget: seconds from ``now`` to the deadline of a call.
         oldest: seconds that an observation may be old when a call begins.
         seed: of all noise.
@@ -142,28 +132,27 @@ class Supervisor:
 
     def supervise(self, observation: Observation, now: float) -> Command:
         """The command for an observation; ``now`` is the runner's clock at the robot's tick."""
-        turn = _Turn(self._calls, now, now + self.budget)
+        turn = _Turn(self._calls, now, now, now + self.budget)
         self._calls += 1
         try:
             action = self._run(turn, observation)
         except Exception as error:  # a robot must be answered, whatever broke
             action = Hold(f"{type(error).__name__}: {error}")
-        if not turn.observed:
+        if turn.signal is None:
             self.state = self.escalation.observe(self.state, math.nan)
         self._last = turn.at if math.isfinite(turn.at) else self._last
         return self._command(turn, action)
 
     def _run(self, turn: _Turn, observation: Observation) -> Execute | Hold:
         refusal = self._refusal(turn, observation)
-        call = Call(turn.deadline, self.needs, failure=refusal, alarm=self.alarm)
+        call = Stage(turn.deadline, self.needs, failure=refusal, alarm=self.alarm)
         if refusal is None:
             call = self._look_at_clock(turn, call)
         while isinstance(action := self.escalation.step(self.state.mode, call, turn.at), Ask):
-            seeds = self._seeds(turn.call, action)
+            request = Request(action.source, observation.context, self._seeds(turn.call, action))
             turn.asked.append(action.source)
-            reply = self.runner.ask(Job(action.source, observation.context, seeds), turn.deadline)
-            call = self._take(turn, call, action, seeds, reply)
-            call = self._look_at_clock(turn, call)
+            reply = self.runner.ask(request, turn.deadline)
+            call = self._look_at_clock(turn, self._take(turn, call, request, reply))
         return action
 
     def _refusal(self, turn: _Turn, observation: Observation) -> str | None:
@@ -179,11 +168,10 @@ class Supervisor:
             return f"the observation is {age:.3g} s old, more than {self.oldest:g} s"
         return None
 
-    def _look_at_clock(self, turn: _Turn, call: Call) -> Call:
-        at = self.runner.clock()
-        if not at >= turn.at:
-            call = replace(call, failure=f"the clock went back by {turn.at - at:.3g} s")
-        turn.at = at
+    def _look_at_clock(self, turn: _Turn, call: Stage) -> Stage:
+        before, turn.at = turn.at, self.runner.clock()
+        if not turn.at >= before:
+            call = replace(call, failure=f"the clock went back by {before - turn.at:.3g} s")
         return call
 
     def _seeds(self, call: int, ask: Ask) -> tuple[int, ...]:
@@ -191,50 +179,48 @@ class Supervisor:
         first = 1 if ask.source == "resampled" else 0
         return tuple(call_seed(self.seed, call, first + draw) for draw in range(ask.count))
 
-    def _take(
-        self, turn: _Turn, call: Call, ask: Ask, seeds: tuple[int, ...], reply: Plans | Failure
-    ) -> Call:
+    def _take(self, turn: _Turn, call: Stage, request: Request, reply: Reply | Failure) -> Stage:
         if isinstance(reply, Failure):
             return replace(call, failure=reply.reason)
-        record, rows = reply.record, len(seeds)
-        if not rows == len(reply.trajectories) == len(reply.flaws) == len(record.estimate):
-            return replace(
-                call, failure=f"{rows} plans were asked for, {len(reply.trajectories)} came"
-            )
-        turn.plans[ask.source] = (reply, seeds)
-        turn.evaluations += int(record.evaluations.sum())
+        source, rows = request.source, len(request.seeds)
+        record, came = reply.record, len(reply.trajectories)
+        if not rows == came == len(reply.flaws) == len(record.estimate):
+            return replace(call, failure=f"{rows} plans were asked for, {came} came")
+        turn.replies[source] = (request, reply)
         found = tuple(
             Candidate(
                 float(record.estimate[row]),
-                _flaw(reply, row),
-                ask.source == "full" or record.fallback[row] is not None,
+                # The responder's verdict; that a plan is finite is checked here once more.
+                reply.flaws[row] if plan.isfinite().all() else "the plan is not finite",
+                source == "full" or record.fallback[row] is not None,
             )
-            for row in range(rows)
+            for row, plan in enumerate(reply.trajectories)
         )
-        if ask.source == "resampled":
+        if source == "resampled":
             return replace(call, resampled=found)
-        if ask.source == "full":
+        if source == "full":
             return replace(call, full=found[0])
         # A plan of full compute says nothing about how hard this call is to cache.
         signal = math.nan if found[0].full else float(self.escalation.signal(record)[0])
-        turn.signal = None if math.isnan(signal) else signal
-        turn.fallback = record.fallback[0]
-        self.state = self.escalation.observe(self.state, signal)
-        turn.observed = True
+        if not math.isnan(signal):
+            turn.signal = signal
+            self.state = self.escalation.observe(self.state, signal)
         return replace(call, cached=found[0])
 
     def _command(self, turn: _Turn, action: Execute | Hold) -> Command:
         plan, seed, estimate = None, None, None
-        if isinstance(action, Execute):
-            plans, seeds = turn.plans[action.source]
-            plan, seed = plans.trajectories[action.row], seeds[action.row]
-            estimate = float(plans.record.estimate[action.row])
-        held = action.reason if isinstance(action, Hold) else None
+        executed = action if isinstance(action, Execute) else None
+        if executed is not None:
+            request, reply = turn.replies[executed.source]
+            plan, seed = reply.trajectories[executed.row], request.seeds[executed.row]
+            estimate = float(reply.record.estimate[executed.row])
         # A runner stops waiting at the deadline itself: a hold then is a miss.
-        end = turn.at >= turn.deadline if held is not None else turn.at > turn.deadline
+        end = turn.at > turn.deadline if executed else turn.at >= turn.deadline
         late = end and bool(turn.asked)
         took = turn.at - turn.began
+        held = None if executed else action.reason
         self.log.add(took if took >= 0.0 else 0.0, late=late, hold=held)  # a clock gone mad: NaN
+        records = {source: reply.record for source, (_, reply) in turn.replies.items()}
         report = CallReport(
             turn.call,
             turn.began,
@@ -243,34 +229,26 @@ class Supervisor:
             self.state.mode.name.lower(),
             turn.signal,
             estimate,
-            "hold" if held is not None else "execute",
-            action.source if isinstance(action, Execute) else None,
-            action.factor if isinstance(action, Execute) else None,
+            "execute" if executed else "hold",
+            executed.source if executed else None,
+            executed.factor if executed else None,
             action.reason,
-            turn.fallback,
-            turn.evaluations,
+            records["cached"].fallback[0] if "cached" in records else None,
+            sum(int(record.evaluations.sum()) for record in records.values()),
             tuple(turn.asked),
             late,
         )
         return Command(action, plan, seed, report)
 
 
+@dataclass
 class _Turn:
     """What one call has gathered; lives and dies inside :meth:`Supervisor.supervise`."""
 
-    def __init__(self, call: int, began: float, deadline: float) -> None:
-        self.call = call
-        self.began = self.at = began
-        self.deadline = deadline
-        self.plans: dict[str, tuple[Plans, tuple[int, ...]]] = {}
-        self.asked: list[str] = []
-        self.evaluations = 0
-        self.observed = False  # the hysteresis has seen this call
-        self.signal: float | None = None
-        self.fallback: str | None = None
-
-
-def _flaw(reply: Plans, row: int) -> str | None:
-    """The worker's verdict; that a plan is finite is checked here once more."""
-    finite = bool(torch.isfinite(reply.trajectories[row]).all())
-    return reply.flaws[row] if finite else "the plan is not finite"
+    call: int
+    began: float
+    at: float
+    deadline: float
+    asked: list[str] = field(default_factory=list)
+    replies: dict[str | int, tuple[Request, Reply]] = field(default_factory=dict)
+    signal: float | None = None

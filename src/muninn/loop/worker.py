@@ -18,10 +18,12 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from muninn.errors import InputError, MuninnError
-from muninn.loop.programs import Job, Plans, Programs
+from muninn.loop.request import Reply, Request, Responder
 
 _HEADER = struct.Struct("!Q")
 _READY = -1
+
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -32,26 +34,26 @@ class Failure:
 
 
 class Runner(Protocol):
-    """Runs jobs, and tells the time by which they are awaited."""
+    """Has requests answered, and tells the time by which answers are awaited."""
 
     def clock(self) -> float:
         """Monotonic seconds."""
         ...
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
-        """The plans of a job, or why there are none. Never raises; returns by ``until``."""
+    def ask(self, request: Request, until: float) -> Reply | Failure:
+        """The plans, or why there are none. Never raises; returns by ``until``."""
         ...
 
 
 class InProcess:
-    """Runs jobs right here: for tests and simulation. It cannot return before a planner does.
+    """Plans right here: for tests and simulation. It cannot return before a planner does.
 
     Args:
         programs: what plans.
         clock: monotonic seconds; a simulation's own for virtual time.
     """
 
-    def __init__(self, programs: Programs, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, programs: Responder, clock: Clock = time.monotonic) -> None:
         self.programs = programs
         self._clock = clock
 
@@ -59,30 +61,26 @@ class InProcess:
         """The clock it was given."""
         return self._clock()
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
-        """Run the job; ``until`` is for the caller to check."""
-        return _attempt(self.programs, job)
-
-
-def _attempt(programs: Programs, job: Job) -> Plans | Failure:
-    try:
-        return programs.run(job)
-    except Exception as error:
-        return Failure(f"{type(error).__name__}: {error}")
+    def ask(self, request: Request, until: float) -> Reply | Failure:
+        """Plan; ``until`` is for the caller to check."""
+        try:
+            return self.programs.run(request)
+        except Exception as error:
+            return Failure(f"{type(error).__name__}: {error}")
 
 
 class WorkerProcess:
-    """Runs jobs in a process of its own and never waits beyond ``until``.
+    """Plans in a process of its own and never waits beyond ``until``.
 
     Args:
         build: makes the programs, in the worker; a function of a module, or a ``partial`` of one.
-        patience: seconds after its deadline that a silent worker may live. Short of a model's
-            loading time it pays to wait for a plan that is merely late.
+        patience: seconds after its deadline that a silent worker may live. Waiting for a plan that
+            is merely late pays while it is shorter than loading the model again.
 
     Use it as a context manager, or call :meth:`close`.
     """
 
-    def __init__(self, build: Callable[[], Programs], *, patience: float = 1.0) -> None:
+    def __init__(self, build: Callable[[], Responder], *, patience: float = 1.0) -> None:
         if not patience >= 0.0:
             raise InputError(f"patience is a number of seconds, at least 0, got {patience}")
         self._build = build
@@ -91,8 +89,7 @@ class WorkerProcess:
         self._number = 0
         self._broken: str | None = None
         self.replaced = 0
-        self._answer: Plans | Failure | None = None
-        self._ready = self._idle = False
+        self._answer: Reply | Failure | None = None
         self._start()
 
     def clock(self) -> float:
@@ -112,25 +109,21 @@ class WorkerProcess:
         """
         until = time.monotonic() + timeout
         while not self._ready:
-            reason = self._broken or self._receive(until)
-            if reason is not None:
+            if reason := self._broken or self._receive(until):
                 raise MuninnError(f"the planner's process is not ready: {reason}")
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
-        """The plans of a job by ``until``, or why there are none."""
-        for process in self._retired:
-            process.join(0)
+    def ask(self, request: Request, until: float) -> Reply | Failure:
+        """The plans by ``until``, or why there are none."""
         self._retired = [process for process in self._retired if process.is_alive()]
         if self._broken is not None:
             return Failure(self._broken)
-        while not self._idle:  # starting, or still at an earlier job whose answer is void
-            reason = self._receive(until)
-            if reason is not None:
+        while not self._idle:  # starting, or still at an earlier request whose answer is void
+            if reason := self._receive(until):
                 return Failure(reason)
         self._number += 1
         self._answer = None
         try:
-            data = pickle.dumps((self._number, job))
+            data = pickle.dumps((self._number, request))
         except Exception as error:  # a context may hold anything
             return Failure(f"the context cannot be sent to a process ({error})")
         self._idle, self._due = False, until
@@ -138,10 +131,9 @@ class WorkerProcess:
             self._socket.settimeout(max(until - time.monotonic(), 1e-4))
             self._socket.sendall(_HEADER.pack(len(data)) + data)
         except OSError as error:  # half a message is sent: this worker cannot be talked to again
-            return Failure(self._replace(f"the job could not be sent ({error})"))
+            return Failure(self._replace(f"the request could not be sent ({error})"))
         while self._answer is None:
-            reason = self._receive(until)
-            if reason is not None:
+            if reason := self._receive(until):
                 return Failure(reason)
         return self._answer
 
@@ -157,8 +149,6 @@ class WorkerProcess:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    # -- the worker's life -------------------------------------------------------------------
 
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -219,8 +209,8 @@ class WorkerProcess:
         return message
 
 
-def _work(connection: socket.socket, build: Callable[[], Programs]) -> None:
-    """The worker: build once, then answer jobs in order until the other end is gone."""
+def _work(connection: socket.socket, build: Callable[[], Responder]) -> None:
+    """The worker: build once, then answer requests in order until the other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the robot's process to handle
 
     def send(number: int, content: object) -> None:
@@ -228,12 +218,12 @@ def _work(connection: socket.socket, build: Callable[[], Programs]) -> None:
         connection.sendall(_HEADER.pack(len(data)) + data)
 
     try:
-        programs = build()
+        runner = InProcess(build())
     except Exception as error:
         send(_READY, f"the planner could not be built ({type(error).__name__}: {error})")
         return
     send(_READY, None)
     with connection.makefile("rb") as stream:
         while header := stream.read(_HEADER.size):
-            number, job = pickle.loads(stream.read(_HEADER.unpack(header)[0]))
-            send(number, _attempt(programs, job))
+            number, request = pickle.loads(stream.read(_HEADER.unpack(header)[0]))
+            send(number, runner.ask(request, float("inf")))

@@ -11,7 +11,7 @@ import pytest
 import loop_cases as cases
 from muninn.errors import InputError, MuninnError
 from muninn.loop.escalation import Escalation, Execute, Hold
-from muninn.loop.programs import Job, Plans
+from muninn.loop.request import Reply, Request
 from muninn.loop.supervisor import Observation, Supervisor
 from muninn.loop.worker import Failure, WorkerProcess
 
@@ -25,14 +25,14 @@ def worker() -> Iterator[WorkerProcess]:
         yield process
 
 
-def _ask(worker: WorkerProcess, order: object, seconds: float = LOAD) -> Plans | Failure:
-    return worker.ask(Job("cached", order, (1,)), worker.clock() + seconds)
+def _ask(worker: WorkerProcess, order: object, seconds: float = LOAD) -> Reply | Failure:
+    return worker.ask(Request("cached", order, (1,)), worker.clock() + seconds)
 
 
 @pytest.mark.slow
 def test_the_life_of_a_worker(worker: WorkerProcess) -> None:
     plans = _ask(worker, "plan")
-    assert isinstance(plans, Plans)
+    assert isinstance(plans, Reply)
     assert plans.trajectories[0, 0, 0] == worker.pid != os.getpid()
 
     assert _ask(worker, "raise") == Failure("RuntimeError: no route")
@@ -46,7 +46,7 @@ def test_the_life_of_a_worker(worker: WorkerProcess) -> None:
     assert worker.pid != first
     worker.wait_until_ready(LOAD)
     again = _ask(worker, "plan")
-    assert isinstance(again, Plans)
+    assert isinstance(again, Reply)
     assert again.trajectories[0, 0, 0] == worker.pid
 
     died = _ask(worker, "die")

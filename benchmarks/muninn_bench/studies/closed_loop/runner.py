@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable
 
-from muninn.loop.programs import Job, Plans
+from muninn.loop.request import Reply, Request
 from muninn.loop.worker import Failure
 from muninn_bench.studies.closed_loop.traces import Latency, Timed
 
-Plan = Callable[[str, Job], Plans]
+Plan = Callable[[str, Request], Reply]
 """``plan(program, job)``: where plans are computed, alone or in a batch with other robots'."""
 
 
@@ -44,7 +44,7 @@ class SimulatedWorker:
         """Simulated seconds."""
         return self.now
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
+    def ask(self, job: Request, until: float) -> Reply | Failure:
         """The plans of a job, if they come in time."""
         begins = max(self.now, self._free)
         if begins >= until:

@@ -1,7 +1,7 @@
-"""The programs a robot may ask for: one certified plan, several candidates, or full compute.
+"""What a robot may ask for: one certified plan, several candidates, or full compute.
 
-They are deterministic functions of a job, context and seeds, so that a call can be replayed and
-full compute can be shadowed on the noise that was really used. Every plan leaves here screened.
+A reply is a function of its request, context and seeds included: a call can be replayed, and full
+compute can be run beside it on the noise that was really used. Every plan leaves here screened.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from muninn.context import Context, batch_size, select
 from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
-from muninn.loop.escalation import Source
+from muninn.loop.escalation import PlanSource
 from muninn.model.planner import Noise, Planner
-from muninn.programs.plan import Adaptive, Program
+from muninn.programs.plan import Adaptive
 from muninn.record import Record
 
 Screen = Callable[[Tensor, Context], bool]
@@ -29,7 +29,7 @@ platform and light: a geometric collision check, joint limits, action and grippe
 
 
 @dataclass(frozen=True)
-class Job:
+class Request:
     """What is to be planned.
 
     Attributes:
@@ -38,14 +38,14 @@ class Job:
         seeds: of the noise, one per plan.
     """
 
-    source: Source | int
+    source: PlanSource | int
     context: Context
     seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Plans:
-    """What came out of a job.
+class Reply:
+    """The plans of a request.
 
     Attributes:
         trajectories: on the CPU, (plans, horizon, dim).
@@ -58,14 +58,14 @@ class Plans:
     flaws: tuple[str | None, ...]
 
 
-class Programs(Protocol):
-    """Anything that plans."""
+class Responder(Protocol):
+    """Anything that answers requests for plans."""
 
-    def run(self, job: Job) -> Plans:
+    def run(self, request: Request) -> Reply:
         """Plan; may raise, be slow or never return."""
         ...
 
-    def most_evaluations(self, source: Source | int) -> int:
+    def most_evaluations(self, source: PlanSource | int) -> int:
         """Denoiser evaluations that one plan may take at most, in a call that does not fail."""
         ...
 
@@ -75,27 +75,27 @@ def accept_all(plan: Tensor, context: Context) -> bool:
     return True
 
 
-def draw(planner: Planner, job: Job) -> tuple[Context, Noise]:
-    """Context and noise of a job, one row per plan."""
-    if batch_size(job.context) not in (None, 1):
-        raise InputError("a job plans for one robot: give a context of one row")
-    rows = torch.zeros(len(job.seeds), dtype=torch.long, device=planner.device)
-    return select(job.context, rows), planner.draw_noise(seeds=job.seeds)
+def draw(planner: Planner, request: Request) -> tuple[Context, Noise]:
+    """Context and noise of a request, one row per plan."""
+    if batch_size(request.context) not in (None, 1):
+        raise InputError("a request plans for one robot: give a context of one row")
+    rows = torch.zeros(len(request.seeds), dtype=torch.long, device=planner.device)
+    return select(request.context, rows), planner.draw_noise(seeds=request.seeds)
 
 
-def screened(trajectories: Tensor, record: Record, screen: Screen, context: Context) -> Plans:
+def screened(trajectories: Tensor, record: Record, screen: Screen, context: Context) -> Reply:
     """Plans with their flaws; a screen that raises counts as one."""
+
+    def flaw(plan: Tensor) -> str | None:
+        if not torch.isfinite(plan).all():
+            return "the plan is not finite"
+        try:
+            return None if screen(plan, context) else "the plan fails the feasibility screen"
+        except Exception as error:  # the platform's own code
+            return f"the feasibility screen failed ({type(error).__name__}: {error})"
+
     plans = trajectories.detach().cpu()
-    return Plans(plans, record, tuple(_flaw(plan, screen, context) for plan in plans))
-
-
-def _flaw(plan: Tensor, screen: Screen, context: Context) -> str | None:
-    if not torch.isfinite(plan).all():
-        return "the plan is not finite"
-    try:
-        return None if screen(plan, context) else "the plan fails the feasibility screen"
-    except Exception as error:  # the platform's own code
-        return f"the feasibility screen failed ({type(error).__name__}: {error})"
+    return Reply(plans, record, tuple(map(flaw, plans)))
 
 
 class CertifiedPrograms:
@@ -111,29 +111,34 @@ class CertifiedPrograms:
         self.fast = fast
         self.screen = screen
         self.member = 0 if fast.certificate is None else fast.certificate.member
-        self._runtimes: dict[int, Runtime] = {}
+        self._runtimes: dict[int, Runtime] = {}  # a captured one is worth keeping
 
-    def run(self, job: Job) -> Plans:
-        """Plan a job.
+    def run(self, request: Request) -> Reply:
+        """Plan.
 
         Raises:
             InputError: the context has several rows, or the member is more aggressive than the
                 certified one.
             DenoiserError: no finite trajectory came out.
         """
-        context, noise = draw(self.fast.planner, job)
-        member = self._member(job.source)
+        context, noise = draw(self.fast.planner, request)
+        member = self._member(request.source)
         misfit = self.fast.misfit(context, len(noise.initial)) or self.fast.reason
         if self.fast.certificate is None or misfit or member == self.member:
             trajectories, record = self.fast(context, noise=noise)
         else:
-            trajectories, record = self._runtime(member)(context, noise=noise)
-        return screened(trajectories, record, self.screen, job.context)
+            if member not in self._runtimes:
+                program = self.fast.certificate.family.member(member)
+                self._runtimes[member] = runtime_for(self.fast.planner, program, on_failure="error")
+            trajectories, record = self._runtimes[member](context, noise=noise)
+        return screened(trajectories, record, self.screen, request.context)
 
-    def most_evaluations(self, source: Source | int) -> int:
+    def most_evaluations(self, source: PlanSource | int) -> int:
         """Evaluations of the member's plan; for an adaptive one its cap."""
         member, steps = self._member(source), len(self.fast.planner.sampler)
-        plan = self._program(member).plan
+        if self.fast.certificate is None:
+            return steps
+        plan = self.fast.certificate.family.member(member).plan
         if isinstance(plan, Adaptive):
             return min(plan.cap, steps)
         return len(getattr(plan, "anchors", range(steps)))
@@ -146,11 +151,10 @@ class CertifiedPrograms:
         about a member that drives the whole episode: there the certified one alone.
         """
         certificate = self.fast.certificate
-        if certificate is not None and certificate.loop == "closed":
-            return [self.member]
-        return range(self.member + 1)
+        closed = certificate is not None and certificate.loop == "closed"
+        return range(self.member if closed else 0, self.member + 1)
 
-    def _member(self, source: Source | int) -> int:
+    def _member(self, source: PlanSource | int) -> int:
         if source == "full":
             return 0
         member = source if isinstance(source, int) else self.member
@@ -160,15 +164,3 @@ class CertifiedPrograms:
                 f"{self.member}"
             )
         return member
-
-    def _program(self, member: int) -> Program:
-        certificate = self.fast.certificate
-        if certificate is None:
-            return Program.full(self.fast.planner.sampler.kind)
-        return certificate.family.member(member)
-
-    def _runtime(self, member: int) -> Runtime:
-        if member not in self._runtimes:  # a captured one is worth keeping
-            program = self._program(member)
-            self._runtimes[member] = runtime_for(self.fast.planner, program, on_failure="error")
-        return self._runtimes[member]
