@@ -2,7 +2,7 @@
 
 A pure state machine, the paper's (appendix "Extended runtime escalation study"). Once per planning
 call :meth:`Escalation.observe` moves the mode by the call's signal, with hysteresis: the rank of
-its error estimate among the calibration calls (or the paper's ``rho``, ``muninn.paper.escalation``).
+its error estimate among the calibration calls (or, in ``muninn.paper.escalation``, ``rho``).
 :meth:`Escalation.step` then says what to do next: ask for a plan, execute one, or hold.
 """
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
 from muninn.certify.certificate import Certificate
 from muninn.errors import CertificateError, InputError
-from muninn.monitor.audit import Audit, certificate_digest, read_audits, watchable
-from muninn.monitor.sequential import RiskEvidence, require_level
+from muninn.monitor.monitor import Audit, certificate_digest, evidence_against, read_audits
 
 
 class Fleet:
@@ -27,10 +25,10 @@ class Fleet:
     """
 
     def __init__(self, certificate: Certificate, *, level: float = 0.05) -> None:
-        self.digest = certificate_digest(watchable(certificate))
-        self.level = require_level(level)
+        self._evidence = evidence_against(certificate, level)
+        self.digest = certificate_digest(certificate)
+        self.level = self._evidence.level
         self.duplicates = 0
-        self._evidence = RiskEvidence(certificate.risk)
         self._audits: dict[tuple[str, str], Audit] = {}
 
     def add(self, audits: Iterable[Audit]) -> int:
@@ -82,15 +80,10 @@ class Fleet:
     @property
     def e_value(self) -> float:
         """Evidence against the promise."""
-        return math.exp(min(self._evidence.log_e_value, 700.0))
+        return self._evidence.e_value
 
     @property
     def alarm(self) -> str | None:
         """Why the certificate is not to be relied on, by what is here now; act the first time."""
-        if self._evidence.log_e_value < -math.log(self.level):
-            return None
-        return (
-            f"fleet alarm: {self.violations} of {len(self._audits)} audits exceed the tolerance, "
-            f"promised were at most {self._evidence.risk:.1%} (level {self.level:g}); calibrate "
-            "again"
-        )
+        found = self._evidence.alarm
+        return None if found is None else f"fleet {found}"

@@ -17,8 +17,7 @@ from muninn.context import Context, select
 from muninn.engines.runtime import log_once
 from muninn.errors import CertificateError, InputError
 from muninn.model.planner import Noise, Planner
-from muninn.monitor.audit import certificate_digest
-from muninn.monitor.monitor import Monitor
+from muninn.monitor.monitor import Monitor, certificate_digest
 from muninn.monitor.shadow import (
     HeldCall,
     Shadow,

@@ -72,16 +72,21 @@ def log_e_value(
 class RiskEvidence:
     """Evidence that the violation rate is above the promised risk, from audits in any order.
 
+    Args:
+        risk: promised violation rate.
+        level: probability of ever raising a false alarm if the promise is kept.
+
     >>> evidence = RiskEvidence(0.05)
     >>> evidence.add(0, True)
     >>> round(math.exp(evidence.log_e_value), 3)  # half of the stake waits for later blocks
     1.871
     """
 
-    def __init__(self, risk: float) -> None:
+    def __init__(self, risk: float, level: float = 0.05) -> None:
         if not 0.0 < risk < 1.0:
             raise InputError(f"risk must lie strictly between 0 and 1, got {risk}")
         self.risk = float(risk)
+        self.level = require_level(level)
         self._counts: dict[int, list[int]] = {}
 
     def add(self, ordinal: int, violated: bool) -> None:
@@ -111,14 +116,28 @@ class RiskEvidence:
         counts = np.array([self._counts[block] for block in blocks.tolist()])
         return float(log_e_value(counts[:, 0], counts[:, 1], blocks, self.risk))
 
+    @property
+    def e_value(self) -> float:
+        """Evidence against the promise; 1 before the first audit."""
+        return math.exp(min(self.log_e_value, 700.0))
+
+    @property
+    def alarm(self) -> str | None:
+        """Why the promise is not to be relied on, by what is here now, or None."""
+        if self.log_e_value < -math.log(self.level):
+            return None
+        return (
+            f"alarm: {self.violations} of {self.audits} audits exceed the tolerance, promised were "
+            f"at most {self.risk:.1%} (level {self.level:g}); calibrate again"
+        )
+
 
 class Drift:
     """Evidence that error estimates no longer come from one distribution.
 
     The rank of a new estimate among all before it, ties broken at random, is uniform and
-    independent of earlier ranks as long as estimates are exchangeable (Vovk). The bet is Vovk's
-    jumper: ``1 + b (u - 1/2)`` with b in {-2..2}, a little wealth changing b at every step, at
-    three rates.
+    independent of earlier ranks while estimates are exchangeable (Vovk). The bet is Vovk's jumper,
+    ``1 + b (u - 1/2)`` with b in {-2..2}; at each step a little wealth changes b, at three rates.
 
     Args:
         estimates: of calls before deployment; may be empty.

@@ -10,9 +10,11 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -168,11 +170,46 @@ def _escape(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(int(value)) if float(value).is_integer() else repr(float(value))
+    if math.isfinite(value):
+        return repr(int(value)) if float(value).is_integer() else repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def serve_metrics(
+    text: Callable[[], str], port: int = 9464, host: str = "127.0.0.1"
+) -> ThreadingHTTPServer:
+    """Answer GET /metrics with ``text()`` from a daemon thread; ``shutdown()`` stops it.
+
+    Args:
+        text: renders the metrics, see :func:`render`; an exception in it is answered with status
+            500 and goes no further.
+        port: 0 picks a free one, then in ``server.server_address``.
+        host: local only by default: the endpoint has no authentication.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                self.send_error(404, "only /metrics is here")
+                return
+            try:
+                body = text().encode()
+            except Exception as error:
+                self.send_error(500, f"metrics could not be rendered: {type(error).__name__}")
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Silent: a scrape every few seconds is no news."""
+
+    server = ThreadingHTTPServer((host, port), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True, name="muninn-metrics").start()
+    return server
 
 
 class Telemetry:
