@@ -46,10 +46,9 @@ def machine() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured seconds of one source of plans.
+    """Measured seconds of one source of plans, sorted.
 
     Attributes:
-        seconds: of each call, sorted.
         per_evaluation: worst seconds of a call over the evaluations of a plan it made.
         evaluations, most_evaluations: most that a plan was seen to take, and may take.
     """
@@ -83,11 +82,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class Times:
-    """The table of one machine.
+    """The table of one machine: timings by source of plans, or by a member's number.
 
     Attributes:
-        machine: where it was measured; see :func:`machine`.
-        timings: by source of plans (``cached``, ``resampled``, ``full``, or a member's number).
         candidates: plans per call of ``resampled``.
         margin: worst times are multiplied by it before they are compared with what is left.
     """
@@ -110,10 +107,10 @@ class Times:
         """The table for a person, in milliseconds."""
         lines = ["source      calls     p50     p99   worst  set aside  evaluations (at most)"]
         for name, timing in self.timings.items():
-            shown = [timing.quantile(0.5), timing.quantile(0.99), timing.worst]
-            cells = "".join(f"{1e3 * value:8.1f}" for value in shown)
+            p50, p99 = 1e3 * timing.quantile(0.5), 1e3 * timing.quantile(0.99)
+            worst, calls = 1e3 * timing.worst, len(timing.seconds)
             lines.append(
-                f"{name:<10}{len(timing.seconds):7d}{cells}{1e3 * self.margin * timing.worst:11.1f}"
+                f"{name:<10}{calls:7d}{p50:8.1f}{p99:8.1f}{worst:8.1f}{self.margin * worst:11.1f}"
                 f"{timing.evaluations:13d} ({timing.most_evaluations})"
             )
         return "\n".join(lines)
@@ -169,10 +166,9 @@ def measure_times(
         programs: what will be deployed, screen included.
         contexts: like those to come, batched; taken in turn.
         sources: what to measure; for :class:`DeadlinePlanner` ``programs.members()``.
-        candidates: plans per call of ``resampled``.
+        candidates, margin: see :class:`Times`.
         calls: measured for each source; at least 99 for a p99.
         warm_up: calls before them that do not count (compilation, capture, caches).
-        margin: see :class:`Times`.
     """
     if calls < 1 or candidates < 1 or not margin >= 1.0:
         raise InputError(
@@ -208,8 +204,7 @@ class LatencyLog:
 
     def __init__(self, keep: int = 100_000) -> None:
         self._seconds: deque[float] = deque(maxlen=keep)
-        self.calls = 0
-        self.misses = 0
+        self.calls = self.misses = 0
         self.holds: Counter[str] = Counter()
 
     def add(self, seconds: float, *, late: bool, hold: str | None) -> None:
@@ -236,12 +231,9 @@ class LatencyLog:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call with a deadline came to.
+    """A screened plan, (horizon, dim), or the reason to hold; finished when, on the planner's clock.
 
-    Attributes:
-        plan: (horizon, dim), screened; None is a hold, and ``reason`` says why.
-        record, member: of the program that ran, if one did; member 0 is full compute.
-        finished: when, on the planner's clock.
+    Record and member are those of the program that ran, if one did; member 0 is full compute.
     """
 
     plan: Tensor | None
@@ -255,8 +247,8 @@ class DeadlinePlanner:
     """Runs the most conservative certified member whose measured worst time fits.
 
     If none fits, or the plan is late, failed or flawed, the answer holds no plan and says why. The
-    call runs in this process and cannot interrupt a planner that hangs; for that let
-    :class:`muninn.loop.supervisor.Supervisor` ask a :class:`muninn.loop.worker.WorkerProcess`.
+    call runs in this process and cannot interrupt a planner that hangs; a supervisor with a
+    :class:`muninn.loop.worker.WorkerProcess` can.
 
     Args:
         programs: certified program, screen and all.

@@ -58,7 +58,7 @@ class Candidate:
 
     Attributes:
         estimate: of its error; the smallest is selected.
-        flaw: why it must not be executed (not finite, failed the screen); None once screened.
+        flaw: why it must not be executed, or None.
         full: it is full compute's own plan (an override, or a call that fell back to it).
     """
 
@@ -78,12 +78,9 @@ class Needs:
 
 @dataclass(frozen=True)
 class Stage:
-    """How far one planning call has come.
+    """How far one planning call has come: its deadline, and the plans that came, by source.
 
     Attributes:
-        deadline: when the robot must have an answer, on the clock of ``now``.
-        needs: what asking for a plan costs.
-        cached, resampled, full: plans that were asked for, by source.
         failure: why the call cannot go on (an exception, no answer, an old observation).
         alarm: why the certified program is not to be trusted: full compute instead.
     """
@@ -107,11 +104,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Execute:
-    """Execute the plan in this row of a source, which passed the screen.
+    """Execute the plan in a row of a source, commands times ``factor``; see :func:`damped`.
 
-    Attributes:
-        factor: multiplies the commands derived from the plan; see :func:`damped`.
-        reason: why this is less than the mode asks for, or None.
+    The reason says why this is less than the mode asks for.
     """
 
     source: PlanSource
@@ -131,10 +126,7 @@ Action = Ask | Execute | Hold
 
 
 def rank_of(record: Record) -> FloatArray:
-    """The signal of certified mode: rank of each row among the calibration calls, (batch,).
-
-    NaN where there is none: full compute in the place of a certificate that did not match.
-    """
+    """The certified signal: rank of each row among the calibration calls, (batch,), or NaN."""
     return np.full(len(record.estimate), np.nan) if record.rank is None else record.rank
 
 
@@ -173,11 +165,9 @@ class Escalation:
             raise InputError(
                 f"thresholds must be finite, clear <= warn <= resample <= full, got {levels}"
             )
-        if self.clear_calls < 1 or self.candidates < 1:
-            raise InputError(
-                f"clear_calls and candidates are at least 1, got {self.clear_calls} and "
-                f"{self.candidates}"
-            )
+        counts = (self.clear_calls, self.candidates)
+        if min(counts) < 1:
+            raise InputError(f"clear_calls and candidates are at least 1, got {counts}")
         if not all(0.0 < factor <= 1.0 for factor in self.factors):
             raise InputError(f"damping factors lie in (0, 1], got {self.factors}")
         if self.without_full not in ("damp", "hold"):

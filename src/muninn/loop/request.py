@@ -30,12 +30,9 @@ platform and light: a geometric collision check, joint limits, action and grippe
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned.
+    """Plans for a context of one row, one per seed of the noise.
 
-    Attributes:
-        source: which program; a number names a member of the certificate's family.
-        context: of one row.
-        seeds: of the noise, one per plan.
+    Their source is a program; a number names a member of the certificate's family.
     """
 
     source: PlanSource | int
@@ -45,12 +42,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """The plans of a request.
+    """The plans of a request, on the CPU, (plans, horizon, dim), and the record of the call.
 
-    Attributes:
-        trajectories: on the CPU, (plans, horizon, dim).
-        record: of the call.
-        flaws: of each plan: why it must not be executed, or None.
+    The flaw of a plan says why it must not be executed, or is None.
     """
 
     trajectories: Tensor

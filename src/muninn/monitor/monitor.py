@@ -1,12 +1,12 @@
 """Watches a deployed certificate: audits in, an alarm out when the promise is refuted.
 
-An audit compares one unit of a deployed program with full compute. :class:`Monitor` is the
-bookkeeping: it holds no tensor and runs no network. When audits run and where is in
-:mod:`muninn.monitor.monitored`; the guarantee is in docs/monitor.md.
+:class:`Monitor` is the bookkeeping: it holds no tensor and runs no network. :mod:`.monitored` says
+when audits run and where; docs/monitor.md has the guarantee.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -35,8 +35,7 @@ class Audit:
         certificate: digest of the certificate that was deployed.
         robot, call: who and which call (for an episode: its last one); unique together.
         ordinal: number of the audit in the robot's own sequence, from 0.
-        violated: whether the unit exceeded its tolerance.
-        excess: worst deviation over tolerance; None where full compute failed.
+        violated, excess: worst deviation over tolerance, and whether it is above 1 or unknown.
         time: wall clock, seconds since the epoch; for people, never used for order.
     """
 
@@ -70,11 +69,10 @@ class Audit:
 
 
 def read_audits(path: str | Path) -> list[Audit]:
-    """The audits of a log in the order they were written; broken lines are skipped.
+    """The audits of a log in the order they were written; lines cut short are skipped.
 
     Raises:
         InputError: a whole line is not an audit.
-        OSError: the file cannot be read.
     """
     return [Audit.from_json(line) for line in read_lines(path) if "ordinal" in line]
 
@@ -168,12 +166,9 @@ class Monitor:
         return f"{self._run}-{self._calls}"
 
     def record(self, call: str, excess: float | None) -> Audit:
-        """Take the result of one audit; never raises because of a disk.
+        """Take the worst deviation over tolerance of an audited unit; a disk never makes it raise.
 
-        Args:
-            call: identifier of the audited call.
-            excess: worst deviation over tolerance of the unit; None where full compute failed,
-                which counts as a violation: nothing shows that the promise was kept.
+        None says that full compute failed. That is a violation: nothing shows a kept promise.
         """
         known = excess if excess is not None and math.isfinite(excess) else None
         violated = known is None or known > 1.0
@@ -240,10 +235,7 @@ class Monitor:
         }
 
     def flush(self) -> bool:
-        """Write what is not yet on disk: audits, and the evidence of an alarm; whether it all is.
-
-        A full disk costs nothing but time: audits stay in memory and are tried again.
-        """
+        """Write audits and the evidence of an alarm; whether all are on disk, else try again."""
         if self._log is None:
             self._unwritten.clear()
             return True
@@ -252,11 +244,9 @@ class Monitor:
         while self._unwritten and self._log.append(asdict(self._unwritten[0]), sync=sync):
             self._unwritten.pop(0)
         if not self._saved:
-            try:
+            with contextlib.suppress(OSError):
                 write_whole(self.evidence_path, json.dumps(self.report(), indent=1))
                 self._saved = True
-            except OSError:
-                return False
         return self._saved and not self._unwritten
 
     @property
@@ -269,15 +259,13 @@ class Monitor:
     def samples(self) -> list[Sample]:
         """State for :func:`muninn.monitor.telemetry.render`."""
         labels = {"robot": self.robot, "certificate": self.digest}
-        violations, unwritten = self._evidence.violations, len(self._unwritten)
-        log_e_value = self.path[-1] if self.path else 0.0
-        return [
-            Sample("audits", "counter", len(self.audits), "Audits against full compute.", labels),
-            Sample("audit_violations", "counter", violations, "Audits beyond tolerance.", labels),
-            Sample("audits_unwritten", "gauge", unwritten, "Audits not yet on disk.", labels),
-            Sample("log_e_value", "gauge", log_e_value, "Log evidence.", labels),
-            Sample("alarm", "gauge", self.alarm is not None, "1 after an alarm.", labels),
-            Sample(
-                "drift_warning", "gauge", self.warning is not None, "1 after a warning.", labels
-            ),
+        violations, log_e_value = self._evidence.violations, self._evidence.log_e_value
+        values: list[tuple[str, str, float, str]] = [
+            ("audits", "counter", len(self.audits), "Audits against full compute."),
+            ("audit_violations", "counter", violations, "Audits beyond tolerance."),
+            ("audits_unwritten", "gauge", len(self._unwritten), "Audits not yet on disk."),
+            ("log_e_value", "gauge", log_e_value, "Log evidence."),
+            ("alarm", "gauge", self.alarm is not None, "1 after an alarm."),
+            ("drift_warning", "gauge", self.warning is not None, "1 after a warning."),
         ]
+        return [Sample(*value, labels) for value in values]

@@ -18,25 +18,16 @@ from muninn.engines.runtime import log_once
 from muninn.errors import CertificateError, InputError
 from muninn.model.planner import Noise, Planner
 from muninn.monitor.monitor import Monitor, certificate_digest
-from muninn.monitor.shadow import (
-    HeldCall,
-    Shadow,
-    audit_metric,
-    audit_reference,
-    audit_tolerance,
-    excess_of,
-)
+from muninn.monitor.shadow import HeldCall, Results, Shadow, excess_under
 from muninn.monitor.telemetry import Sample, Telemetry
 from muninn.record import Record
 
 
 @dataclass
 class _Episode:
-    """What is kept of the episode under way.
+    """What is kept of the episode under way; whether it is audited is drawn before its first call.
 
     Attributes:
-        key: the user's name for it.
-        audited: decided before its first call.
         held: one call drawn uniformly so far, or all of them where the unit is the episode.
         estimate: of one call drawn uniformly so far.
     """
@@ -62,8 +53,7 @@ class Monitored:
         monitor: of the same certificate.
         rate: share of episodes that are audited.
         executor: where audits run, say ``ThreadPoolExecutor(1)``; without one they wait for
-            :meth:`audit`, to be called when the robot has time. With several threads too, audits
-            are counted in the order of the calls (:class:`muninn.monitor.shadow.Shadow` says why).
+            :meth:`audit`, to be called when the robot has time.
         reference: planner whose full compute is the truth, if the certificate has one.
         metric, tolerance: those of the certificate where they are functions of the user's.
         telemetry: gets every call's record.
@@ -98,13 +88,7 @@ class Monitored:
         self._rate = rate
         self._telemetry = telemetry
         self._shadow = Shadow(executor, fast.planner.device)
-        self._excess = partial(
-            excess_of,
-            reference=audit_reference(certificate, fast.planner, reference),
-            metric=audit_metric(certificate, metric),
-            tolerance=audit_tolerance(certificate, tolerance),
-            arithmetic=certificate.arithmetic,
-        )
+        self._excess = excess_under(certificate, fast.planner, reference, metric, tolerance)
         self._whole_episodes = certificate.unit == "episode"
         self._full = CachedPlanner(fast.planner, None, "full")
         self._random = np.random.default_rng(seed)
@@ -209,7 +193,7 @@ class Monitored:
         self._take(self._shadow.finish())
         self.monitor.flush()
 
-    def _take(self, results: list[tuple[str, float | None]]) -> None:
+    def _take(self, results: Results) -> None:
         for call, excess in results:
             self.monitor.record(call, excess)
 

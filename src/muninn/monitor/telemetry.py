@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ class JsonLines:
     Args:
         path: file to append to; its folder is made when it is first written.
         limit: size in bytes beyond which the file becomes ``path.1``, that ``path.2``, and so on.
-            None never rotates.
         keep: rotated files that are kept.
 
     Attributes:
@@ -69,43 +69,31 @@ class JsonLines:
     def _write(self, data: bytes, sync: bool) -> None:
         """All of ``data`` at the end of the file, or an OSError and the file as before."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, _APPEND, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if self._limit is not None and size and size + len(data) > self._limit:
-                os.close(descriptor)
-                descriptor = -1
-                self._rotate()
-                return self._write(data, sync)
-            # A line cut short by a power loss must not swallow this one.
-            if size and _last_byte(descriptor) != b"\n":
-                data = b"\n" + data
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if self._limit is not None and size and size + len(data) > self._limit:
+            self._rotate()
+        with os.fdopen(os.open(self.path, _APPEND, 0o644), "ab+", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:  # a line cut short by a power loss must not swallow this one
+                file.seek(-1, os.SEEK_END)
+                data = data if file.read(1) == b"\n" else b"\n" + data
             try:
-                if os.write(descriptor, data) != len(data):
+                if os.write(file.fileno(), data) != len(data):
                     raise OSError("the disk took only a part of the line")
                 if sync:
-                    os.fsync(descriptor)
+                    os.fsync(file.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, size)
+                    os.ftruncate(file.fileno(), size)
                 raise
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
     def _rotate(self) -> None:
-        old = [self.path.with_name(f"{self.path.name}.{i}") for i in range(1, self._keep + 1)]
-        names = [self.path, *old]
-        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+        old = [self.path.with_name(f"{self.path.name}.{i + 1}") for i in range(self._keep)]
+        for newer, older in reversed(list(pairwise([self.path, *old]))):
             if newer.exists():
                 os.replace(newer, older)
         if not self._keep:
             self.path.unlink()
-
-
-def _last_byte(descriptor: int) -> bytes:
-    os.lseek(descriptor, -1, os.SEEK_END)
-    return os.read(descriptor, 1)
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -156,17 +144,16 @@ def render(samples: Iterable[Sample]) -> str:
         groups.setdefault(f"muninn_{sample.name}{suffix}", []).append(sample)
     lines = []
     for name, group in groups.items():
-        explained = group[0].help.replace("\\", r"\\").replace("\n", r"\n")
-        lines += [f"# HELP {name} {explained}", f"# TYPE {name} {group[0].kind}"]
+        lines += [f"# HELP {name} {_escape(group[0].help)}", f"# TYPE {name} {group[0].kind}"]
         for sample in group:
-            inside = ",".join(f'{key}="{_escape(text)}"' for key, text in sample.labels.items())
-            labels = f"{{{inside}}}" if inside else ""
-            lines.append(f"{name}{labels} {_number(sample.value)}")
+            quoted = {key: _escape(text).replace('"', r"\"") for key, text in sample.labels.items()}
+            inside = ",".join(f'{key}="{text}"' for key, text in quoted.items())
+            lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {_number(sample.value)}")
     return "".join(line + "\n" for line in lines)
 
 
 def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return text.replace("\\", r"\\").replace("\n", r"\n")
 
 
 def _number(value: float) -> str:
@@ -237,8 +224,7 @@ class Telemetry:
 
     def observe(self, record: Record, **more: Any) -> None:
         """Count a call and write its line; ``more`` is added to the line. Never raises."""
-        now = self._clock()
-        counts = self._counts
+        now, counts = self._clock(), self._counts
         counts["clock_jumps"] += now < self._latest
         self._latest = now
         counts["calls"] += 1
@@ -246,32 +232,27 @@ class Telemetry:
         counts["evaluations"] += int(record.evaluations.sum())
         counts["seconds"] += record.seconds
         counts["fallbacks"] += record.fallbacks
-        if self._log is not None:
-            self._log.append(
-                {
-                    "kind": "call",
-                    "robot": self.robot,
-                    "sequence": int(counts["calls"]),
-                    "time": now,
-                    "seconds": record.seconds,
-                    "evaluations": record.evaluations,
-                    "estimate": record.estimate,
-                    "bound": record.bound,
-                    "rank": record.rank,
-                    "fallback": record.fallback,
-                    **more,
-                }
-            )
+        if self._log is None:
+            return
+        fields = ("seconds", "evaluations", "estimate", "bound", "rank", "fallback")
+        self._log.append(
+            {
+                "kind": "call",
+                "robot": self.robot,
+                "sequence": int(counts["calls"]),
+                "time": now,
+                **{name: getattr(record, name) for name in fields},
+                **more,
+            }
+        )
 
     def samples(self) -> list[Sample]:
         """Counters for :func:`render`."""
-        labels = {"robot": self.robot}
-        found = [
-            Sample(name, "counter", self._counts[name], explained, labels)
+        counts = {**self._counts, "lines_lost": 0 if self._log is None else self._log.lost}
+        return [
+            Sample(name, "counter", counts[name], explained, {"robot": self.robot})
             for name, explained in _COUNTERS.items()
         ]
-        lost = 0 if self._log is None else self._log.lost
-        return [*found, Sample("lines_lost", "counter", lost, "Log lines not written.", labels)]
 
 
 _COUNTERS = {
@@ -281,4 +262,5 @@ _COUNTERS = {
     "seconds": "Time spent planning.",
     "fallbacks": "Trajectories planned with full compute instead.",
     "clock_jumps": "Times the wall clock went backwards.",
+    "lines_lost": "Log lines not written.",
 }
