@@ -23,7 +23,7 @@ from muninn.certify.certificate import Certificate
 from muninn.certify.units import Episodes, PlanFunction
 from muninn.loop.escalation import PlanSource
 from muninn.loop.request import CertifiedPrograms, Reply, Request, accept_all
-from muninn.loop.worker import Failure, InProcess
+from muninn.loop.worker import InProcess
 from muninn.model.planner import Planner
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
@@ -68,11 +68,11 @@ class VirtualRunner:
     def clock(self) -> float:
         return self.time.now
 
-    def ask(self, job: Request, until: float) -> Reply | Failure:
+    def ask(self, job: Request, until: float) -> Reply | str:
         done = self.time.now + self.seconds(job)
         if done > until:
             self.time.now = max(self.time.now, until)
-            return Failure("no plan by the deadline")
+            return "no plan by the deadline"
         self.time.now = done
         return self._inner.ask(job, until)
 

@@ -28,7 +28,7 @@ from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.loop.escalation import Needs, PlanSource
 from muninn.loop.request import CertifiedPrograms, Reply, Request, Responder
-from muninn.loop.worker import Clock, Failure, InProcess
+from muninn.loop.worker import Clock, InProcess
 from muninn.record import Record
 
 
@@ -231,7 +231,7 @@ class LatencyLog:
 
 @dataclass(frozen=True)
 class Answer:
-    """A screened plan, (horizon, dim), or the reason to hold; finished when, on the planner's clock.
+    """A screened plan, (horizon, dim), or the reason to hold; ``finished`` is on the planner's clock.
 
     Record and member are those of the program that ran, if one did; member 0 is full compute.
     """
@@ -273,18 +273,18 @@ class DeadlinePlanner:
         began = self._runner.clock()
         member = self.choose(deadline - began)
         left = max(deadline - began, 0.0)
-        reply: Reply | Failure = Failure(f"no measured member fits into {left:.3g} s")
+        reply: Reply | str = f"no measured member fits into {left:.3g} s"
         if member is not None:
             reply = self._runner.ask(Request(member, context, (seed,)), deadline)
         finished = self._runner.clock()
         late = member is not None and finished > deadline
-        reason = reply.reason if isinstance(reply, Failure) else reply.flaws[0]
+        reason = reply if isinstance(reply, str) else reply.flaws[0]
         if finished < began:
             reason = f"the clock went back by {began - finished:.3g} s"
         elif late:
             reason = f"the plan came {finished - deadline:.3g} s after the deadline"
         self.log.add(finished - began, late=late, hold=reason)
-        if isinstance(reply, Failure):
+        if isinstance(reply, str):
             return Answer(None, None, member, reason, finished)
         plan = reply.trajectories[0] if reason is None else None
         return Answer(plan, reply.record, member, reason, finished)

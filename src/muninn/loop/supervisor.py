@@ -11,7 +11,7 @@ A command executes a screened plan of this very call, or holds and says why. No 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -22,7 +22,7 @@ from muninn.errors import InputError
 from muninn.loop.deadline import LatencyLog
 from muninn.loop.escalation import Ask, Candidate, Escalation, Execute, Hold, Needs, Stage, State
 from muninn.loop.request import Reply, Request
-from muninn.loop.worker import Failure, Runner
+from muninn.loop.worker import Runner
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Observation:
     taken: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class CallReport:
-    """What happened in one call; plain values, for telemetry.
+    """What happened in one call; plain values, for telemetry, filled in while it lasts.
 
     Attributes:
         call: its number, from 0.
@@ -55,17 +55,17 @@ class CallReport:
     began: float
     finished: float
     deadline: float
-    mode: str
-    signal: float | None
-    estimate: float | None
-    action: str
-    source: str | None
-    factor: float | None
-    reason: str | None
-    fallback: str | None
-    evaluations: int
-    asked: tuple[str, ...]
-    late: bool
+    mode: str = ""
+    signal: float | None = None
+    estimate: float | None = None
+    action: str = "hold"
+    source: str | None = None
+    factor: float | None = None
+    reason: str | None = None
+    fallback: str | None = None
+    evaluations: int = 0
+    asked: tuple[str, ...] = ()
+    late: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -86,6 +86,9 @@ class Command:
     plan: Tensor | None
     seed: int | None
     report: CallReport
+
+
+Replies = dict[str, tuple[Request, Reply]]
 
 
 class Supervisor:
@@ -132,123 +135,97 @@ class Supervisor:
 
     def supervise(self, observation: Observation, now: float) -> Command:
         """The command for an observation; ``now`` is the runner's clock at the robot's tick."""
-        turn = _Turn(self._calls, now, now, now + self.budget)
+        report = CallReport(self._calls, now, now, now + self.budget)
+        replies: Replies = {}
         self._calls += 1
         try:
-            action = self._run(turn, observation)
+            action = self._run(report, replies, observation)
         except Exception as error:  # a robot must be answered, whatever broke
             action = Hold(f"{type(error).__name__}: {error}")
-        if turn.signal is None:
+        if report.signal is None:
             self.state = self.escalation.observe(self.state, math.nan)
-        self._last = turn.at if math.isfinite(turn.at) else self._last
-        return self._command(turn, action)
+        self._last = report.finished if math.isfinite(report.finished) else self._last
+        report.mode, report.reason = self.state.mode.name.lower(), action.reason
+        plan, seed = None, None
+        # A runner stops waiting at the deadline itself: a hold then is a miss.
+        report.late = bool(report.asked) and report.finished >= report.deadline
+        if isinstance(action, Execute):
+            request, reply = replies[action.source]
+            plan, seed = reply.trajectories[action.row], request.seeds[action.row]
+            report.action, report.source, report.factor = "execute", action.source, action.factor
+            report.estimate = float(reply.record.estimate[action.row])
+            report.late = report.late and report.finished > report.deadline
+        took = report.finished - report.began
+        took = took if took >= 0.0 else 0.0  # a clock gone mad: NaN
+        self.log.add(took, late=report.late, hold=None if plan is not None else action.reason)
+        return Command(action, plan, seed, report)
 
-    def _run(self, turn: _Turn, observation: Observation) -> Execute | Hold:
-        refusal = self._refusal(turn, observation)
-        call = Stage(turn.deadline, self.needs, failure=refusal, alarm=self.alarm)
+    def _run(
+        self, report: CallReport, replies: Replies, observation: Observation
+    ) -> Execute | Hold:
+        refusal = self._refusal(report.began, observation)
+        call = Stage(report.deadline, self.needs, failure=refusal, alarm=self.alarm)
         if refusal is None:
-            call = self._look_at_clock(turn, call)
-        while isinstance(action := self.escalation.step(self.state.mode, call, turn.at), Ask):
-            request = Request(action.source, observation.context, self._seeds(turn.call, action))
-            turn.asked.append(action.source)
-            reply = self.runner.ask(request, turn.deadline)
-            call = self._look_at_clock(turn, self._take(turn, call, request, reply))
+            call = self._look_at_clock(report, call)
+        while isinstance(
+            action := self.escalation.step(self.state.mode, call, report.finished), Ask
+        ):
+            request = Request(action.source, observation.context, self._seeds(report.call, action))
+            report.asked += (action.source,)
+            reply = self.runner.ask(request, report.deadline)
+            if isinstance(reply, Reply):
+                replies[action.source] = (request, reply)
+            call = self._look_at_clock(report, self._take(report, call, request, reply))
         return action
 
-    def _refusal(self, turn: _Turn, observation: Observation) -> str | None:
+    def _refusal(self, now: float, observation: Observation) -> str | None:
         """Why no plan can be made for this observation at this time."""
-        if not math.isfinite(turn.began):
-            return f"the time is {turn.began}"
-        if turn.began < self._last:
-            return f"the clock went back by {self._last - turn.began:.3g} s"
-        age = turn.began - observation.taken
+        if not math.isfinite(now):
+            return f"the time is {now}"
+        if now < self._last:
+            return f"the clock went back by {self._last - now:.3g} s"
+        age = now - observation.taken
         if not age >= 0.0:
             return f"the observation was taken {-age:.3g} s from now; its clock is another one"
         if age > self.oldest:
             return f"the observation is {age:.3g} s old, more than {self.oldest:g} s"
         return None
 
-    def _look_at_clock(self, turn: _Turn, call: Stage) -> Stage:
-        before, turn.at = turn.at, self.runner.clock()
-        if not turn.at >= before:
-            call = replace(call, failure=f"the clock went back by {before - turn.at:.3g} s")
-        return call
+    def _look_at_clock(self, report: CallReport, call: Stage) -> Stage:
+        before, report.finished = report.finished, self.runner.clock()
+        if report.finished >= before:
+            return call
+        return replace(call, failure=f"the clock went back by {before - report.finished:.3g} s")
 
     def _seeds(self, call: int, ask: Ask) -> tuple[int, ...]:
         """Full compute repeats the certified plan's noise; candidates have noise of their own."""
         first = 1 if ask.source == "resampled" else 0
         return tuple(call_seed(self.seed, call, first + draw) for draw in range(ask.count))
 
-    def _take(self, turn: _Turn, call: Stage, request: Request, reply: Reply | Failure) -> Stage:
-        if isinstance(reply, Failure):
-            return replace(call, failure=reply.reason)
-        source, rows = request.source, len(request.seeds)
-        record, came = reply.record, len(reply.trajectories)
+    def _take(self, report: CallReport, call: Stage, request: Request, reply: Reply | str) -> Stage:
+        if isinstance(reply, str):
+            return replace(call, failure=reply)
+        record, rows, came = reply.record, len(request.seeds), len(reply.trajectories)
         if not rows == came == len(reply.flaws) == len(record.estimate):
             return replace(call, failure=f"{rows} plans were asked for, {came} came")
-        turn.replies[source] = (request, reply)
+        report.evaluations += int(record.evaluations.sum())
         found = tuple(
             Candidate(
                 float(record.estimate[row]),
                 # The responder's verdict; that a plan is finite is checked here once more.
                 reply.flaws[row] if plan.isfinite().all() else "the plan is not finite",
-                source == "full" or record.fallback[row] is not None,
+                request.source == "full" or record.fallback[row] is not None,
             )
             for row, plan in enumerate(reply.trajectories)
         )
-        if source == "resampled":
+        if request.source == "resampled":
             return replace(call, resampled=found)
-        if source == "full":
+        if request.source == "full":
             return replace(call, full=found[0])
+        report.fallback = record.fallback[0]
         # A plan of full compute says nothing about how hard this call is to cache.
         signal = math.nan if found[0].full else float(self.escalation.signal(record)[0])
         if not math.isnan(signal):
-            turn.signal = signal
+            report.signal = signal
             self.state = self.escalation.observe(self.state, signal)
         return replace(call, cached=found[0])
-
-    def _command(self, turn: _Turn, action: Execute | Hold) -> Command:
-        plan, seed, estimate = None, None, None
-        executed = action if isinstance(action, Execute) else None
-        if executed is not None:
-            request, reply = turn.replies[executed.source]
-            plan, seed = reply.trajectories[executed.row], request.seeds[executed.row]
-            estimate = float(reply.record.estimate[executed.row])
-        # A runner stops waiting at the deadline itself: a hold then is a miss.
-        end = turn.at > turn.deadline if executed else turn.at >= turn.deadline
-        late = end and bool(turn.asked)
-        took = turn.at - turn.began
-        held = None if executed else action.reason
-        self.log.add(took if took >= 0.0 else 0.0, late=late, hold=held)  # a clock gone mad: NaN
-        records = {source: reply.record for source, (_, reply) in turn.replies.items()}
-        report = CallReport(
-            turn.call,
-            turn.began,
-            turn.at,
-            turn.deadline,
-            self.state.mode.name.lower(),
-            turn.signal,
-            estimate,
-            "execute" if executed else "hold",
-            executed.source if executed else None,
-            executed.factor if executed else None,
-            action.reason,
-            records["cached"].fallback[0] if "cached" in records else None,
-            sum(int(record.evaluations.sum()) for record in records.values()),
-            tuple(turn.asked),
-            late,
-        )
-        return Command(action, plan, seed, report)
-
-
-@dataclass
-class _Turn:
-    """What one call has gathered; lives and dies inside :meth:`Supervisor.supervise`."""
-
-    call: int
-    began: float
-    at: float
-    deadline: float
-    asked: list[str] = field(default_factory=list)
-    replies: dict[str | int, tuple[Request, Reply]] = field(default_factory=dict)
-    signal: float | None = None

@@ -1,7 +1,7 @@
 """Where plans are computed: in this process, or in a worker process that cannot be late.
 
 The robot's process asks and waits until a time, no longer. A worker that has not answered by then
-may finish, and what it says is thrown away; one that stays silent is killed and replaced.
+may finish, and its answer is thrown away; one that stays silent is killed and replaced.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
@@ -26,21 +25,14 @@ _READY = -1
 Clock = Callable[[], float]
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why there are no plans."""
-
-    reason: str
-
-
 class Runner(Protocol):
-    """Has requests answered, and tells the time by which answers are awaited."""
+    """Has requests answered by a time, on a monotonic clock of its own."""
 
     def clock(self) -> float:
-        """Monotonic seconds."""
+        """Seconds."""
         ...
 
-    def ask(self, request: Request, until: float) -> Reply | Failure:
+    def ask(self, request: Request, until: float) -> Reply | str:
         """The plans, or why there are none. Never raises; returns by ``until``."""
         ...
 
@@ -61,12 +53,12 @@ class InProcess:
         """The clock it was given."""
         return self._clock()
 
-    def ask(self, request: Request, until: float) -> Reply | Failure:
+    def ask(self, request: Request, until: float) -> Reply | str:
         """Plan; ``until`` is for the caller to check."""
         try:
             return self.programs.run(request)
         except Exception as error:
-            return Failure(f"{type(error).__name__}: {error}")
+            return f"{type(error).__name__}: {error}"
 
 
 class WorkerProcess:
@@ -86,10 +78,9 @@ class WorkerProcess:
         self._build = build
         self._patience = patience
         self._retired: list[BaseProcess] = []
-        self._number = 0
+        self.replaced = self._number = 0
         self._broken: str | None = None
-        self.replaced = 0
-        self._answer: Reply | Failure | None = None
+        self._answer: Reply | str | None = None
         self._start()
 
     def clock(self) -> float:
@@ -112,29 +103,29 @@ class WorkerProcess:
             if reason := self._broken or self._receive(until):
                 raise MuninnError(f"the planner's process is not ready: {reason}")
 
-    def ask(self, request: Request, until: float) -> Reply | Failure:
+    def ask(self, request: Request, until: float) -> Reply | str:
         """The plans by ``until``, or why there are none."""
         self._retired = [process for process in self._retired if process.is_alive()]
         if self._broken is not None:
-            return Failure(self._broken)
+            return self._broken
         while not self._idle:  # starting, or still at an earlier request whose answer is void
             if reason := self._receive(until):
-                return Failure(reason)
+                return reason
         self._number += 1
         self._answer = None
         try:
             data = pickle.dumps((self._number, request))
         except Exception as error:  # a context may hold anything
-            return Failure(f"the context cannot be sent to a process ({error})")
+            return f"the context cannot be sent to a process ({error})"
         self._idle, self._due = False, until
         try:
             self._socket.settimeout(max(until - time.monotonic(), 1e-4))
             self._socket.sendall(_HEADER.pack(len(data)) + data)
         except OSError as error:  # half a message is sent: this worker cannot be talked to again
-            return Failure(self._replace(f"the request could not be sent ({error})"))
+            return self._replace(f"the request could not be sent ({error})")
         while self._answer is None:
             if reason := self._receive(until):
-                return Failure(reason)
+                return reason
         return self._answer
 
     def close(self) -> None:
@@ -199,12 +190,11 @@ class WorkerProcess:
 
     def _next(self) -> tuple[int, Any] | None:
         """The first whole message in the buffer."""
-        if len(self._buffer) < _HEADER.size:
-            return None
-        end = _HEADER.size + _HEADER.unpack_from(self._buffer)[0]
+        start = _HEADER.size
+        end = start + (_HEADER.unpack_from(self._buffer)[0] if len(self._buffer) >= start else 0)
         if len(self._buffer) < end:
             return None
-        message: tuple[int, Any] = pickle.loads(self._buffer[_HEADER.size : end])
+        message: tuple[int, Any] = pickle.loads(self._buffer[start:end])
         self._buffer = self._buffer[end:]
         return message
 
