@@ -231,7 +231,7 @@ class LatencyLog:
 
 @dataclass(frozen=True)
 class Answer:
-    """A screened plan, (horizon, dim), or the reason to hold; ``finished`` is on the planner's clock.
+    """A screened plan, (horizon, dim), or the reason to hold.
 
     Record and member are those of the program that ran, if one did; member 0 is full compute.
     """

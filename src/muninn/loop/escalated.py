@@ -81,8 +81,8 @@ def certify_escalated(
 ) -> EscalatedVerdict:
     """Drive fresh episodes with the supervisor to be deployed and count those that deviate.
 
-    The program must be frozen before: its certificate (whose calibration calls the ranks refer to)
-    comes from other episodes. The seeds used here are none of :func:`muninn.calibrate`'s.
+    The program must be frozen before: its certificate, which the ranks refer to, comes from other
+    episodes. The seeds used here are none of :func:`muninn.calibrate`'s.
 
     Args:
         build: ``build(seed)`` makes the supervisor of one episode, its noise drawn from the seed.
@@ -102,27 +102,22 @@ def certify_escalated(
     require_units(episodes, risk, confidence, "episodes")
     excess = np.zeros(episodes)
     calls = holds = 0
-    for unit in range(episodes):
-        supervisor = build(call_seed(seed, unit, 0, 0, 0))
-        seen: list[float] = []
+    supervisor: Supervisor
+    seen: list[float]
 
-        def supervise(
-            observation: Observation,
-            now: float,
-            supervisor: Supervisor = supervisor,
-            seen: list[float] = seen,
-        ) -> Command:
-            command = supervisor.supervise(observation, now)
-            if command.plan is None or command.seed is None:
-                seen.append(0.0)  # a hold executes no plan, so none deviates
-                return command
-            noise = planner.draw_noise(seeds=[command.seed])
-            full = full_compute(reference or planner, observation.context, noise).cpu()
-            found = measure(deviation, full, command.plan[None].to(full.dtype))
-            limit = tolerances(tolerance, observation.context, 1)
-            seen.append(float(found[0] / limit[0]))
+    def supervise(observation: Observation, now: float) -> Command:
+        command = supervisor.supervise(observation, now)
+        if command.plan is None or command.seed is None:
+            seen.append(0.0)  # a hold executes no plan, so none deviates
             return command
+        noise = planner.draw_noise(seeds=[command.seed])
+        full = full_compute(reference or planner, observation.context, noise).cpu()
+        found = measure(deviation, full, command.plan[None].to(full.dtype))
+        seen.append(float(found[0] / tolerances(tolerance, observation.context, 1)[0]))
+        return command
 
+    for unit in range(episodes):
+        supervisor, seen = build(call_seed(seed, unit, 0, 0, 0)), []
         drive(supervise, call_seed(seed, unit, 1, 0, 0))
         if not seen:
             raise InputError(f"episode {unit} ended without planning once; check drive()")

@@ -81,6 +81,7 @@ class WorkerProcess:
         self.replaced = self._number = 0
         self._broken: str | None = None
         self._answer: Reply | str | None = None
+        self._ready = self._idle = False
         self._start()
 
     def clock(self) -> float:

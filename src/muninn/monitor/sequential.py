@@ -41,7 +41,7 @@ def log_e_value(
     blocks: npt.NDArray[np.int64],
     risk: float,
 ) -> FloatArray:
-    """Log evidence against "each audit violates with probability at most ``risk``".
+    """Log e-value, (...,), against "each audit violates with probability at most ``risk``".
 
     A bet with odds ratio c multiplies its stake by ``c^x / (1 + (c - 1) risk)`` at an audit with
     outcome x in {0, 1}; that has mean at most 1 for every violation rate up to ``risk``. One
@@ -53,9 +53,6 @@ def log_e_value(
         trials, violations: audits and violations per block that holds any, (..., blocks).
         blocks: numbers of these blocks, increasing, (blocks,).
         risk: promised violation rate.
-
-    Returns:
-        Natural logarithm of the e-value, (...,).
     """
     # Gamblers who start after one occupied block and up to the next have seen the same audits.
     ends = np.concatenate([[1.0], 1.0 / (blocks + 2.0)])
@@ -72,9 +69,7 @@ def log_e_value(
 class RiskEvidence:
     """Evidence that the violation rate is above the promised risk, from audits in any order.
 
-    Args:
-        risk: promised violation rate.
-        level: probability of ever raising a false alarm if the promise is kept.
+    While the promise is kept, the probability of ever raising an alarm is at most ``level``.
 
     >>> evidence = RiskEvidence(0.05)
     >>> evidence.add(0, True)
@@ -87,6 +82,7 @@ class RiskEvidence:
             raise InputError(f"risk must lie strictly between 0 and 1, got {risk}")
         self.risk = float(risk)
         self.level = require_level(level)
+        self.audits = self.violations = 0
         self._counts: dict[int, list[int]] = {}
 
     def add(self, ordinal: int, violated: bool) -> None:
@@ -96,16 +92,8 @@ class RiskEvidence:
         count = self._counts.setdefault(ordinal // BLOCK, [0, 0])
         count[0] += 1
         count[1] += violated
-
-    @property
-    def audits(self) -> int:
-        """Audits counted."""
-        return sum(count[0] for count in self._counts.values())
-
-    @property
-    def violations(self) -> int:
-        """Violations among them."""
-        return sum(count[1] for count in self._counts.values())
+        self.audits += 1
+        self.violations += violated
 
     @property
     def log_e_value(self) -> float:

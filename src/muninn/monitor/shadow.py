@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from muninn.certify.certificate import Certificate
-from muninn.certify.metrics import (
-    METRICS,
-    Metric,
-    Tolerance,
-    measure,
-    metric_name,
-    resolve,
-    tolerances,
-)
+from muninn.certify.metrics import Metric, Tolerance, measure, metric_name, resolve, tolerances
 from muninn.certify.paired import full_compute
 from muninn.context import Context
 from muninn.engines.runtime import log_once
@@ -93,26 +85,21 @@ def excess_under(
         raise CertificateError(
             "reference is not the planner that the certificate was measured against; pass that one"
         )
-    if metric is None:
-        try:
-            metric = resolve(certificate.metric)[1]
-        except InputError as error:
-            raise InputError(
-                f"the certificate's metric is {certificate.metric!r}, which is not one of "
-                f"{', '.join(METRICS)} or executed:N; pass the function as metric="
-            ) from error
-    elif metric_name(metric) != certificate.metric:
+    try:
+        name, metric = resolve(metric or certificate.metric)
+    except InputError as error:
         raise InputError(
-            f"the certificate's metric is {certificate.metric!r}, got {metric_name(metric)!r}"
-        )
-    if tolerance is None:
-        tolerance = certificate.tolerance
+            f"the certificate's metric is {certificate.metric!r}; pass the function as metric="
+        ) from error
+    if name != certificate.metric:
+        raise InputError(f"the certificate's metric is {certificate.metric!r}, got {name!r}")
+    tolerance = certificate.tolerance if tolerance is None else tolerance
     given = metric_name(tolerance) if callable(tolerance) else tolerance
+    named = certificate.tolerance_name or certificate.tolerance
     if tolerance is None or given not in (certificate.tolerance, certificate.tolerance_name):
         raise InputError(
-            "the certificate's tolerance is "
-            f"{certificate.tolerance_name or certificate.tolerance!r}, got {given!r}; pass the "
-            "function it was calibrated with as tolerance="
+            f"the certificate's tolerance is {named!r}, got {given!r}; pass the function it was "
+            "calibrated with as tolerance="
         )
     return partial(
         excess_of,
@@ -144,18 +131,24 @@ class Pending:
         return self.future is not None and self.future.done() and self.failure is None
 
 
+def _in_stream(stream: torch.cuda.Stream, copied: torch.cuda.Event, work: Work) -> float | None:
+    with torch.cuda.stream(stream):
+        stream.wait_event(copied)
+        return work()
+
+
 class Shadow:
     """A short queue of audits; nothing here makes a planning call wait.
 
-    With an executor each audit is handed to it (a thread; a process cannot share the network).
-    Without one, audits wait for :meth:`run_here`. Results are taken on the caller's thread, in the
-    order of the calls, whichever worker is done first.
+    An executor takes each audit (a thread; a process cannot share the network); without one, audits
+    wait for :meth:`run_here`. Results are taken on the caller's thread, in the order of the calls,
+    whichever worker is done first.
 
-    The monitor's test is sequential: it bounds the probability that the evidence *ever* reaches the
-    alarm, provided that nothing about an audit's outcome decides when it is counted. Were results
-    taken as they come, audits that violate and happen to finish first would be counted before the
-    kept promises of earlier calls, and raise an alarm on a selection. For the same reason an audit
-    that raises is tried again and never skipped; until it succeeds the monitor is blind.
+    For the monitor's test is sequential: it bounds the probability that the evidence *ever* reaches
+    the alarm, provided that no audit's outcome decides when it is counted. Were results taken as
+    they come, violations that happen to finish first would be counted before the kept promises of
+    earlier calls, and raise an alarm on a selection. So an audit that raises is tried again and
+    never skipped; until it succeeds the monitor is blind.
 
     Args:
         executor: say ``ThreadPoolExecutor(1)``; on a GPU audits run on a stream of their own.
@@ -188,23 +181,13 @@ class Shadow:
 
     def submit(self, call: str, work: Work) -> None:
         """Queue an audit; never raises, and never runs it."""
-        audit = Pending(call, self._in_stream(work))
+        audit = Pending(call, work)
+        if self._stream is not None:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(torch.cuda.current_stream(self._device))
+            audit.run = partial(_in_stream, self._stream, copied, work)
         self._queue.append(audit)
         self._hand_over(audit)
-
-    def _in_stream(self, work: Work) -> Work:
-        if self._stream is None:
-            return work
-        stream = self._stream
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(torch.cuda.current_stream(self._device))
-
-        def run() -> float | None:
-            with torch.cuda.stream(stream):
-                stream.wait_event(copied)
-                return work()
-
-        return run
 
     def _hand_over(self, audit: Pending) -> None:
         if self.executor is None:
