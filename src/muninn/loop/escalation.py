@@ -181,14 +181,8 @@ class Escalation:
         """The state after a call with this signal; once per call, NaN where there was none.
 
         >>> machine, state = Escalation(), State()
-        >>> for signal in (0.96, 0.5, 0.8, 0.5, 0.5):
-        ...     state = machine.observe(state, signal)
-        ...     print(state.mode.name, state.clear)
-        RESAMPLE 0
-        RESAMPLE 1
-        RESAMPLE 0
-        RESAMPLE 1
-        NOMINAL 2
+        >>> [(state := machine.observe(state, s)).mode.name for s in (0.96, 0.5, 0.8, 0.5, 0.5)]
+        ['RESAMPLE', 'RESAMPLE', 'RESAMPLE', 'RESAMPLE', 'NOMINAL']
         """
         clear = min(state.clear + 1, self.clear_calls) if signal <= self.clear else 0
         if clear == self.clear_calls:

@@ -19,16 +19,13 @@ class Fleet:
     Args:
         certificate: what all of them run; a confident one.
         level: probability of ever raising a false alarm, over all looks.
-
-    Attributes:
-        duplicates: audits that had been there before.
     """
 
     def __init__(self, certificate: Certificate, *, level: float = 0.05) -> None:
         self._evidence = evidence_against(certificate, level)
         self.digest = certificate_digest(certificate)
         self.level = self._evidence.level
-        self.duplicates = 0
+        self.duplicates = 0  # audits that had been there before
         self._audits: dict[tuple[str, str], Audit] = {}
 
     def add(self, audits: Iterable[Audit]) -> int:
@@ -39,20 +36,16 @@ class Fleet:
             InputError: two audits of one robot and call differ.
         """
         fresh: dict[tuple[str, str], Audit] = {}
-        duplicates = 0
-        for audit in audits:
+        given = list(audits)
+        for audit in given:
             key = audit.robot, audit.call
             if audit.certificate != self.digest:
                 raise CertificateError(
                     f"robot {audit.robot!r} was audited under certificate {audit.certificate}, "
                     f"this fleet runs {self.digest}; merge each certificate's logs on their own"
                 )
-            known = self._audits.get(key) or fresh.get(key)
-            if known is None:
-                fresh[key] = audit
-            elif known == audit:
-                duplicates += 1
-            else:
+            known = self._audits.get(key) or fresh.setdefault(key, audit)
+            if known != audit:
                 raise InputError(
                     f"robot {audit.robot!r} has two audits of call {audit.call} that differ "
                     f"({known} and {audit}); robots must have names of their own"
@@ -60,7 +53,7 @@ class Fleet:
         for audit in fresh.values():
             self._evidence.add(audit.ordinal, audit.violated)
         self._audits.update(fresh)
-        self.duplicates += duplicates
+        self.duplicates += len(given) - len(fresh)
         return len(fresh)
 
     def add_log(self, path: str | Path) -> int:

@@ -93,11 +93,7 @@ def certificate_digest(certificate: Certificate) -> str:
 
 
 def evidence_against(certificate: Certificate, level: float) -> RiskEvidence:
-    """Evidence against the risk of a certificate, none so far.
-
-    Raises:
-        InputError: the certificate is marginal: then nothing is promised about this calibration.
-    """
+    """Evidence against the risk of a certificate, none so far; a marginal one is refused."""
     if certificate.confidence is None:
         raise InputError(
             "a marginal certificate keeps its risk on average over calibrations only, so almost "
@@ -144,11 +140,10 @@ class Monitor:
         self._drift = Drift(certificate.estimates if certificate.unit == "call" else (), seed)
         self._clock = clock
         self._run = secrets.token_hex(4)
-        self._calls = 0
+        self._calls = self._estimates = 0
         self._alarm: str | None = None
         self._alarmed_at: int | None = None
         self._warning: str | None = None
-        self._estimates = 0
         self._saved = True
         self._log = None if log is None else JsonLines(log)
         self._unwritten: list[Audit] = []

@@ -43,17 +43,16 @@ class _Episode:
 class Monitored:
     """Plans like a cached planner, under the eyes of a monitor.
 
-    An episode is audited with probability ``rate``, drawn before its first call. Of an audited
-    one a single call, uniform among its calls, is compared with full compute when the episode is
-    over; where the certificate's unit is the episode, all of its calls are, as one audit. After
-    an alarm, and while nobody can audit, full compute runs and every record says why.
+    An episode is audited with probability ``rate``, drawn before its first call: one call, uniform
+    among its calls, is compared with full compute when the episode is over (all of them, as one
+    audit, where the certificate's unit is the episode). After an alarm, and while nobody can audit,
+    full compute runs and every record says why.
 
     Args:
         fast: what :func:`muninn.cache` returned.
         monitor: of the same certificate.
         rate: share of episodes that are audited.
-        executor: where audits run, say ``ThreadPoolExecutor(1)``; without one they wait for
-            :meth:`audit`, to be called when the robot has time.
+        executor: runs audits, say ``ThreadPoolExecutor(1)``; else they wait for :meth:`audit`.
         reference: planner whose full compute is the truth, if the certificate has one.
         metric, tolerance: those of the certificate where they are functions of the user's.
         telemetry: gets every call's record.
@@ -109,10 +108,8 @@ class Monitored:
     ) -> tuple[Tensor, Record]:
         """Trajectories and their record, as from the cached planner.
 
-        Args:
-            context, noise, generator: as in :meth:`CachedPlanner.__call__`.
-            episode: calls with the same name belong together and depend on each other; another
-                name ends the episode before. None: this call stands alone.
+        Calls with the same name of an ``episode`` belong together and depend on each other; another
+        name ends the episode before, and a call without one stands alone.
         """
         self._take(self._shadow.collect())
         noise = self.fast.planner.prepare(context, noise, generator)
@@ -200,10 +197,10 @@ class Monitored:
     def samples(self) -> list[Sample]:
         """State for :func:`muninn.monitor.telemetry.render`: calls, audits, alarm, blindness."""
         labels = {"robot": self.monitor.robot}
-        waiting, blind = len(self._shadow), float(self._shadow.blind is not None)
-        own = [
+        waiting, blind = len(self._shadow), self._shadow.blind is not None
+        return [
+            *(() if self._telemetry is None else self._telemetry.samples()),
+            *self.monitor.samples(),
             Sample("audits_waiting", "gauge", waiting, "Audits not yet run.", labels),
             Sample("blind", "gauge", blind, "1 while nobody can audit.", labels),
         ]
-        calls = [] if self._telemetry is None else self._telemetry.samples()
-        return [*calls, *self.monitor.samples(), *own]

@@ -1,7 +1,7 @@
 """Telemetry: one JSON line per planning call, and counters in Prometheus' text format.
 
-Nothing here may disturb a control loop. A disk that is full or gone costs lines, never a call:
-what was lost is counted, said in the log once it can be written again, and exported as a metric.
+Nothing here may disturb a control loop. A disk that is full or gone costs lines, never a call: the
+log counts lost lines, says so once it can be written again, and exports the count as a metric.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ class JsonLines:
         if (limit is not None and limit < 1) or keep < 0:
             raise InputError(f"need limit >= 1 byte and keep >= 0 files, got {limit} and {keep}")
         self.path = Path(path)
-        self.lost = 0
         self._limit = limit
         self._keep = keep
-        self._unsaid = 0
+        self.lost = self._unsaid = 0
 
     def append(self, entry: dict[str, Any], *, sync: bool = False) -> bool:
         """Write one line; False, and counted, if it could not be written. Never raises.
 
-        A line outlives the process. With ``sync`` it, and all before it, outlive a power cut; that
-        waits for the disk.
+        With ``sync`` it waits for the disk: this line, and all before it, outlive a power cut.
         """
         try:
             line = json.dumps(plain(entry), allow_nan=False) + "\n"
@@ -168,8 +166,7 @@ def serve_metrics(
     """Answer GET /metrics with ``text()`` from a daemon thread; ``shutdown()`` stops it.
 
     Args:
-        text: renders the metrics, see :func:`render`; an exception in it is answered with status
-            500 and goes no further.
+        text: renders the metrics, see :func:`render`; if it raises, the answer is status 500.
         port: 0 picks a free one, then in ``server.server_address``.
         host: local only by default: the endpoint has no authentication.
     """
@@ -203,10 +200,9 @@ class Telemetry:
     """Writes a line per planning call and keeps the counters of a process.
 
     Args:
-        log: where lines go; None counts only.
+        log: where lines go, ordered by ``sequence``; None counts only.
         robot: name of this robot.
-        clock: wall clock for people. Lines are ordered by ``sequence``; a clock that jumps back is
-            counted and changes nothing else.
+        clock: wall clock for people; jumps back are counted and change nothing else.
     """
 
     def __init__(
@@ -232,19 +228,11 @@ class Telemetry:
         counts["evaluations"] += int(record.evaluations.sum())
         counts["seconds"] += record.seconds
         counts["fallbacks"] += record.fallbacks
-        if self._log is None:
-            return
-        fields = ("seconds", "evaluations", "estimate", "bound", "rank", "fallback")
-        self._log.append(
-            {
-                "kind": "call",
-                "robot": self.robot,
-                "sequence": int(counts["calls"]),
-                "time": now,
-                **{name: getattr(record, name) for name in fields},
-                **more,
-            }
-        )
+        if self._log is not None:
+            names = ("seconds", "evaluations", "estimate", "bound", "rank", "fallback")
+            line = {"kind": "call", "robot": self.robot, "sequence": int(counts["calls"])}
+            known = {name: getattr(record, name) for name in names}
+            self._log.append({**line, "time": now, **known, **more})
 
     def samples(self) -> list[Sample]:
         """Counters for :func:`render`."""
