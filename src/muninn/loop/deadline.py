@@ -253,7 +253,7 @@ class DeadlinePlanner:
     Args:
         programs: certified program, screen and all.
         times: measured here, of the members that may be used; others are never run.
-        clock: monotonic, that of the deadlines.
+        clock: of the deadlines.
     """
 
     def __init__(

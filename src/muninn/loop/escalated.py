@@ -22,7 +22,6 @@ from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 
 Supervise = Callable[[Observation, float], Command]
-DriveSupervised = Callable[[Supervise, int], None]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class EscalatedVerdict:
 
 def certify_escalated(
     build: Callable[[int], Supervisor],
-    drive: DriveSupervised,
+    drive: Callable[[Supervise, int], None],
     episodes: int,
     *,
     planner: Planner,

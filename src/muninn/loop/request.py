@@ -149,9 +149,7 @@ class CertifiedPrograms:
         return range(self.member if closed else 0, self.member + 1)
 
     def _member(self, source: PlanSource | int) -> int:
-        if source == "full":
-            return 0
-        member = source if isinstance(source, int) else self.member
+        member = source if isinstance(source, int) else 0 if source == "full" else self.member
         if not 0 <= member <= self.member:
             raise InputError(
                 f"member {member} is not certified; the certificate covers 0 (full compute) to "

@@ -47,11 +47,7 @@ class InProcess:
 
     def __init__(self, programs: Responder, clock: Clock = time.monotonic) -> None:
         self.programs = programs
-        self._clock = clock
-
-    def clock(self) -> float:
-        """The clock it was given."""
-        return self._clock()
+        self.clock = clock
 
     def ask(self, request: Request, until: float) -> Reply | str:
         """Plan; ``until`` is for the caller to check."""
@@ -72,6 +68,8 @@ class WorkerProcess:
     Use it as a context manager, or call :meth:`close`.
     """
 
+    clock = staticmethod(time.monotonic)
+
     def __init__(self, build: Callable[[], Responder], *, patience: float = 1.0) -> None:
         if not patience >= 0.0:
             raise InputError(f"patience is a number of seconds, at least 0, got {patience}")
@@ -83,10 +81,6 @@ class WorkerProcess:
         self._answer: Reply | str | None = None
         self._ready = self._idle = False
         self._start()
-
-    def clock(self) -> float:
-        """``time.monotonic``."""
-        return time.monotonic()
 
     @property
     def pid(self) -> int | None:
