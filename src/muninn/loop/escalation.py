@@ -161,11 +161,11 @@ class Escalation:
 
     def __post_init__(self) -> None:
         levels = (self.clear, self.warn, self.resample, self.full)
+        counts = (self.clear_calls, self.candidates)
         if not all(map(math.isfinite, levels)) or list(levels) != sorted(levels):
             raise InputError(
                 f"thresholds must be finite, clear <= warn <= resample <= full, got {levels}"
             )
-        counts = (self.clear_calls, self.candidates)
         if min(counts) < 1:
             raise InputError(f"clear_calls and candidates are at least 1, got {counts}")
         if not all(0.0 < factor <= 1.0 for factor in self.factors):

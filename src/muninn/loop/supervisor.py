@@ -20,7 +20,7 @@ from muninn.certify.paired import call_seed
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.loop.deadline import LatencyLog
-from muninn.loop.escalation import Ask, Candidate, Escalation, Execute, Hold, Needs, Stage, State
+from muninn.loop.escalation import Candidate, Escalation, Execute, Hold, Needs, Stage, State
 from muninn.loop.request import Reply, Request
 from muninn.loop.worker import Runner
 
@@ -88,9 +88,6 @@ class Command:
     report: CallReport
 
 
-Replies = dict[str, tuple[Request, Reply]]
-
-
 class Supervisor:
     """Ties planner, escalation and deadline together.
 
@@ -136,47 +133,52 @@ class Supervisor:
     def supervise(self, observation: Observation, now: float) -> Command:
         """The command for an observation; ``now`` is the runner's clock at the robot's tick."""
         report = CallReport(self._calls, now, now, now + self.budget)
-        replies: Replies = {}
         self._calls += 1
         try:
-            action = self._run(report, replies, observation)
+            command = self._run(report, observation)
         except Exception as error:  # a robot must be answered, whatever broke
-            action = Hold(f"{type(error).__name__}: {error}")
+            command = Command(Hold(f"{type(error).__name__}: {error}"), None, None, report)
         if report.signal is None:
             self.state = self.escalation.observe(self.state, math.nan)
         self._last = report.finished if math.isfinite(report.finished) else self._last
-        report.mode, report.reason = self.state.mode.name.lower(), action.reason
-        plan, seed = None, None
-        # A runner stops waiting at the deadline itself: a hold then is a miss.
-        report.late = bool(report.asked) and report.finished >= report.deadline
-        if isinstance(action, Execute):
-            request, reply = replies[action.source]
-            plan, seed = reply.trajectories[action.row], request.seeds[action.row]
-            report.action, report.source, report.factor = "execute", action.source, action.factor
-            report.estimate = float(reply.record.estimate[action.row])
-            report.late = report.late and report.finished > report.deadline
-        took = report.finished - report.began
-        took = took if took >= 0.0 else 0.0  # a clock gone mad: NaN
-        self.log.add(took, late=report.late, hold=None if plan is not None else action.reason)
-        return Command(action, plan, seed, report)
+        report.mode, report.reason = self.state.mode.name.lower(), command.action.reason
+        # A runner stops waiting at the deadline itself: a hold then is a miss. No plan is late.
+        held = isinstance(command.action, Hold)
+        report.late = held and bool(report.asked) and report.finished >= report.deadline
+        took = max(0.0, report.finished - report.began)  # 0 for a clock gone mad, NaN included
+        self.log.add(took, late=report.late, hold=report.reason if held else None)
+        return command
 
-    def _run(
-        self, report: CallReport, replies: Replies, observation: Observation
-    ) -> Execute | Hold:
+    def _run(self, report: CallReport, observation: Observation) -> Command:
         refusal = self._refusal(report.began, observation)
         call = Stage(report.deadline, self.needs, failure=refusal, alarm=self.alarm)
         if refusal is None:
             call = self._look_at_clock(report, call)
-        while isinstance(
-            action := self.escalation.step(self.state.mode, call, report.finished), Ask
-        ):
-            request = Request(action.source, observation.context, self._seeds(report.call, action))
+        answered: dict[str, tuple[Request, Reply]] = {}
+        while True:
+            action = self.escalation.step(self.state.mode, call, report.finished)
+            if isinstance(action, Hold):
+                return Command(action, None, None, report)
+            if isinstance(action, Execute):
+                request, reply = answered[action.source]
+                plan, seed = reply.trajectories[action.row], request.seeds[action.row]
+                report.action, report.source, report.factor = (
+                    "execute",
+                    action.source,
+                    action.factor,
+                )
+                report.estimate = float(reply.record.estimate[action.row])
+                return Command(action, plan, seed, report)
+            # Full compute repeats the certified plan's noise; candidates have noise of their own.
+            first = 1 if action.source == "resampled" else 0
+            draws = range(first, first + action.count)
+            seeds = tuple(call_seed(self.seed, report.call, draw) for draw in draws)
+            request = Request(action.source, observation.context, seeds)
             report.asked += (action.source,)
-            reply = self.runner.ask(request, report.deadline)
-            if isinstance(reply, Reply):
-                replies[action.source] = (request, reply)
-            call = self._look_at_clock(report, self._take(report, call, request, reply))
-        return action
+            found = self.runner.ask(request, report.deadline)
+            if isinstance(found, Reply):
+                answered[action.source] = (request, found)
+            call = self._look_at_clock(report, self._take(report, call, request, found))
 
     def _refusal(self, now: float, observation: Observation) -> str | None:
         """Why no plan can be made for this observation at this time."""
@@ -196,11 +198,6 @@ class Supervisor:
         if report.finished >= before:
             return call
         return replace(call, failure=f"the clock went back by {before - report.finished:.3g} s")
-
-    def _seeds(self, call: int, ask: Ask) -> tuple[int, ...]:
-        """Full compute repeats the certified plan's noise; candidates have noise of their own."""
-        first = 1 if ask.source == "resampled" else 0
-        return tuple(call_seed(self.seed, call, first + draw) for draw in range(ask.count))
 
     def _take(self, report: CallReport, call: Stage, request: Request, reply: Reply | str) -> Stage:
         if isinstance(reply, str):
