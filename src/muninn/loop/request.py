@@ -57,11 +57,9 @@ class Responder(Protocol):
 
     def run(self, request: Request) -> Reply:
         """Plan; may raise, be slow or never return."""
-        ...
 
     def most_evaluations(self, source: PlanSource | int) -> int:
         """Denoiser evaluations that one plan may take at most, in a call that does not fail."""
-        ...
 
 
 def accept_all(plan: Tensor, context: Context) -> bool:

@@ -30,11 +30,9 @@ class Runner(Protocol):
 
     def clock(self) -> float:
         """Seconds."""
-        ...
 
     def ask(self, request: Request, until: float) -> Reply | str:
         """The plans, or why there are none. Never raises; returns by ``until``."""
-        ...
 
 
 class InProcess:
@@ -185,9 +183,9 @@ class WorkerProcess:
 
     def _next(self) -> tuple[int, Any] | None:
         """The first whole message in the buffer."""
-        start = _HEADER.size
-        end = start + (_HEADER.unpack_from(self._buffer)[0] if len(self._buffer) >= start else 0)
-        if len(self._buffer) < end:
+        start, size = _HEADER.size, len(self._buffer)
+        end = start + (_HEADER.unpack_from(self._buffer)[0] if size >= start else 0)
+        if size < end:
             return None
         message: tuple[int, Any] = pickle.loads(self._buffer[start:end])
         self._buffer = self._buffer[end:]

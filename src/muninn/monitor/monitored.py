@@ -13,7 +13,7 @@ from torch import Tensor
 
 from muninn.certify.cached import CachedPlanner
 from muninn.certify.metrics import Metric, Tolerance
-from muninn.context import Context, select
+from muninn.context import Context
 from muninn.engines.runtime import log_once
 from muninn.errors import CertificateError, InputError
 from muninn.model.planner import Noise, Planner
@@ -125,7 +125,7 @@ class Monitored:
             self._episode = None  # full compute deviates by nothing: no evidence of the cache
         else:
             try:
-                self._watch(context, noise, trajectory, record, episode, call)
+                self._watch(HeldCall(context, noise, trajectory), record, episode, call)
             except Exception as error:  # watching must not cost the robot its plan
                 self._episode = None
                 log_once(f"a call could not be kept for an audit: {type(error).__name__}: {error}")
@@ -141,30 +141,20 @@ class Monitored:
             )
         return trajectory, record
 
-    def _watch(
-        self,
-        context: Context,
-        noise: Noise,
-        trajectory: Tensor,
-        record: Record,
-        episode: Hashable | None,
-        call: str,
-    ) -> None:
+    def _watch(self, batch: HeldCall, record: Record, episode: Hashable | None, call: str) -> None:
         """Keep what an audit may need: the rows of a batch are so many calls."""
         if self._episode is None:
             self._episode = _Episode(episode, bool(self._random.random() < self._rate))
         kept = self._episode
-        for row in range(len(trajectory)):
+        for row in range(len(batch.trajectory)):
             kept.calls += 1
             drawn = self._random.integers(kept.calls) == 0  # uniform among all calls so far
             if drawn:
                 kept.estimate = float(record.estimate[row])
             if not kept.audited or not (drawn or self._whole_episodes):
                 continue
-            rows = torch.tensor([row], device="cpu")  # whatever the default device
-            held = HeldCall(select(context, rows), noise.select(rows), trajectory[rows])
             kept.call = call
-            kept.held = [*kept.held, held] if self._whole_episodes else [held]
+            kept.held = [*(kept.held if self._whole_episodes else ()), batch.row(row)]
 
     def end_episode(self) -> None:
         """Say that the episode is over; its audit is queued. Waits for nothing."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric, Tolerance, measure, metric_name, resolve, tolerances
 from muninn.certify.paired import full_compute
-from muninn.context import Context
+from muninn.context import Context, select
 from muninn.engines.runtime import log_once
 from muninn.errors import CertificateError, DenoiserError, InputError
 from muninn.identity.arithmetic import Arithmetic
@@ -31,11 +31,16 @@ Results = list[tuple[str, float | None]]
 
 @dataclass(frozen=True)
 class HeldCall:
-    """A call of one row that may be audited: copies, since callers reuse and change buffers."""
+    """A call that may be audited."""
 
     context: Context
     noise: Noise
     trajectory: Tensor
+
+    def row(self, row: int) -> HeldCall:
+        """One row of a batch: copies, since callers reuse and change buffers."""
+        rows = torch.tensor([row], device="cpu")  # whatever the default device
+        return HeldCall(select(self.context, rows), self.noise.select(rows), self.trajectory[rows])
 
 
 def excess_of(
@@ -232,10 +237,9 @@ class Shadow:
         """
         ready = self.collect()
         for audit in self._queue:
-            if audit.finished:
+            under_way = audit.future is not None and not audit.future.cancel()
+            if audit.finished or (under_way and not all_of_them):
                 continue
-            if audit.future is not None and not audit.future.cancel() and not all_of_them:
-                continue  # under way in the worker
             audit.future = None
             try:
                 excess = audit.run()
