@@ -124,14 +124,9 @@ def certify_escalated(
         calls += supervisor.log.calls
         holds += sum(supervisor.log.holds.values())
     both = np.column_stack([np.zeros(episodes), excess])  # full compute is always the first member
+    certified = choose_member(both, risk, confidence) == 1
+    allowed = order_statistic(episodes, risk, confidence) - 1
+    limit = metric_name(tolerance) if callable(tolerance) else float(tolerance)
     return EscalatedVerdict(
-        certified=choose_member(both, risk, confidence) == 1,
-        excess=excess,
-        allowed=order_statistic(episodes, risk, confidence) - 1,
-        calls=calls,
-        holds=holds,
-        tolerance=metric_name(tolerance) if callable(tolerance) else float(tolerance),
-        risk=risk,
-        confidence=confidence,
-        metric=name,
+        certified, excess, allowed, calls, holds, limit, risk, confidence, metric=name
     )

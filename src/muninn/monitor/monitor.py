@@ -35,7 +35,8 @@ class Audit:
         certificate: digest of the certificate that was deployed.
         robot, call: who and which call (for an episode: its last one); unique together.
         ordinal: number of the audit in the robot's own sequence, from 0.
-        violated, excess: worst deviation over tolerance, and whether it is above 1 or unknown.
+        violated: the unit exceeded its tolerance, or full compute failed.
+        excess: worst deviation over tolerance; None where full compute failed.
         time: wall clock, seconds since the epoch; for people, never used for order.
     """
 
