@@ -110,7 +110,8 @@ def _verdict(result: dict[str, Any]) -> str:
         f"{result['speedup']:.1f} times faster than full compute at batch 1, with "
         f"{muninn['evaluations_mean']:.1f} of {result['steps']} network evaluations. "
         f"{muninn['violation_rate']:.1%} of {result['test_calls']} held-out calls deviated by more "
-        f"than {result['tolerance']:g} {html.escape(result['tolerance_unit'])}; at most {result['risk']:.0%} were promised.</p>"
+        f"than {result['tolerance']:g} {html.escape(result['tolerance_unit'])}; at most "
+        f"{result['risk']:.0%} were promised.</p>"
     )
 
 
