@@ -19,8 +19,7 @@ from muninn.engines.runtime import OnFailure, Runtime, log_once
 from muninn.errors import CertificateError, InputError
 from muninn.identity.arithmetic import arithmetic, switches
 from muninn.identity.comparison import differences
-from muninn.identity.reach import Places
-from muninn.identity.snapshot import Snapshot
+from muninn.identity.snapshot import Places, Snapshot
 from muninn.identity.watch import Watch, in_train_mode
 from muninn.model.planner import Noise, Planner
 from muninn.programs.plan import Program

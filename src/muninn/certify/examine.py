@@ -23,7 +23,6 @@ from muninn.context import Context, concatenate, select
 from muninn.engines.choose import denoiser_on_engine
 from muninn.errors import CalibrationError, DenoiserError, InputError
 from muninn.identity.arithmetic import Arithmetic, arithmetic, switches
-from muninn.identity.reach import Reach
 from muninn.identity.snapshot import Snapshot
 from muninn.identity.undisturbed import undisturbed
 from muninn.identity.watch import in_train_mode
@@ -129,7 +128,7 @@ def _steps(planner: Planner) -> list[int]:
 
 def _precision(planner: Planner, in_force: Arithmetic) -> str:
     """The coarsest precision that a network computes with, as far as can be seen."""
-    weights = [w for w in Reach(planner.denoiser).tensors if w.is_floating_point()]
+    weights = [w for w in Snapshot(planner.denoiser).tensors if w.is_floating_point()]
     found = {str(tensor.dtype).removeprefix("torch.") for tensor in weights}
     found |= {str(planner.dtype).removeprefix("torch.")}
     settings = switches(in_force)
