@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from types import (
     BuiltinFunctionType,
-    CellType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
@@ -29,7 +28,7 @@ from types import (
     MemberDescriptorType,
     MethodType,
     ModuleType,
-)
+)  # fmt: skip
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from torch.nn.parameter import is_lazy
 
 from muninn.errors import CalibrationError, InputError
 from muninn.identity.code_names import all_names, global_names, imported_names
+from muninn.identity.links import of_slots
 
 NAME = "muninn_identity"
 """The attribute by which a user names what cannot be hashed: a string, or a method for one."""
@@ -157,8 +157,6 @@ class _Walk:
         elif isinstance(thing, MethodType):
             self.add(thing.__func__, path)
             self.add(thing.__self__, f"{path}.__self__")
-        elif isinstance(thing, CellType):
-            self.add(_content(thing), path)
         elif isinstance(thing, functools.partial):
             self.add([thing.func, thing.args, thing.keywords], path)
         else:
@@ -177,16 +175,13 @@ class _Walk:
         if type(thing) not in _CONTAINERS:
             self._object(thing, path)
 
-    def _members(self, module: ModuleType, code: CodeType, path: str) -> None:
-        """What code may read of a module of the user's own, by the names that it uses."""
-        if installed(module):
-            return
-        for name in sorted(all_names(code) & vars(module).keys()):
-            held = vars(module)[name]
-            self._note(name)
-            self.add(held, f"{path}.{name}")
-            if isinstance(held, ModuleType):
-                self._members(held, code, f"{path}.{name}")
+    def _read(self, name: str, thing: Any, code: CodeType, path: str) -> None:
+        """What code reads by a name; of a module of the user's own also by the names it uses."""
+        self._note(name)
+        self.add(thing, f"{name} in {path}")
+        if isinstance(thing, ModuleType) and not installed(thing):
+            for member in sorted(all_names(code) & vars(thing).keys()):
+                self._read(member, vars(thing)[member], code, f"{name} in {path}")
 
     def _module(self, module: ModuleType, path: str) -> None:
         """By name; one of the user's own by its source, too."""
@@ -208,26 +203,19 @@ class _Walk:
     def _function(self, function: FunctionType, path: str) -> None:
         for name in ("__defaults__", "__kwdefaults__", "__dict__"):
             self.add(getattr(function, name), f"{path}.{name}")
-        names = function.__code__.co_freevars
-        for name, cell in zip(names, function.__closure__ or (), strict=True):
-            self._note(name)
-            self.add(cell, f"{name} in {path}")
-            if isinstance(module := _content(cell), ModuleType):
-                self._members(module, function.__code__, name)
+        code, known = function.__code__, function.__globals__
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # a cell that is still empty
+                self._read(name, cell.cell_contents, code, path)
         if installed(function):
             self._note(function.__module__, function.__qualname__)
             return
-        self._code(function.__code__, path)
-        for name in sorted(global_names(function.__code__) & function.__globals__.keys()):
-            self._note(name)
-            self.add(function.__globals__[name], f"{name} in {path}")
-            if isinstance(function.__globals__[name], ModuleType):
-                self._members(function.__globals__[name], function.__code__, name)
-        for name in sorted(imported_names(function.__code__)):
+        self._code(code, path)
+        for name in sorted(global_names(code) & known.keys()):
+            self._read(name, known[name], code, path)
+        for name in sorted(imported_names(code)):
             with contextlib.suppress(ImportError, ValueError):
-                module = importlib.import_module(name)
-                self.add(module, f"{name} in {path}")
-                self._members(module, function.__code__, name)
+                self._read(name, importlib.import_module(name), code, path)
 
     def _code(self, code: CodeType, path: str) -> None:
         self._note(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
@@ -241,11 +229,7 @@ class _Walk:
         """By its class and state; where it keeps no attributes, by what pickle would keep."""
         self.add(type(thing), f"type({path})")
         held = dict(getattr(thing, "__dict__", {}))
-        for kind in type(thing).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if hasattr(thing, slot):
-                    held[slot] = getattr(thing, slot)
+        held |= {link.key: link.part for link in of_slots(thing)}
         if held:
             for name, value in held.items():
                 self._note(name)
@@ -288,15 +272,10 @@ def _named(thing: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # still empty
-
-
 def _behind(value: Any) -> Any:
     """The functions of a property, the function of a static or class method."""
     if isinstance(value, property):
         return [value.fget, value.fset, value.fdel]
+    if isinstance(value, functools.cached_property):
+        return value.func  # beside it, Python keeps a lock until 3.12
     return getattr(value, "__func__", value)

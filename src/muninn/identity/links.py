@@ -109,7 +109,7 @@ def links(holder: Any) -> Iterator[Link]:
         yield Link(getattr(holder, "__self__", None))
         own = getattr(holder, "__dict__", {})
         yield from (Link(part, own, key) for key, part in own.items())
-        yield from _of_slots(holder)
+        yield from of_slots(holder)
         yield Link(type(holder), distance=0, identified=False)
     if isinstance(holder, CONTAINERS):  # of a class of its own, with attributes
         own = getattr(holder, "__dict__", {})
@@ -140,14 +140,14 @@ def _of_function(function: FunctionType) -> Iterator[Link]:
         yield Link(getattr(function, name), function, name, True, distance=0, identified=False)
 
 
-def _of_slots(holder: Any) -> Iterator[Link]:
+def of_slots(holder: Any) -> Iterator[Link]:
     """Attributes that are not in a dictionary."""
     for kind in type(holder).__mro__:
         slots = vars(kind).get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
             private = slot.startswith("__") and not slot.endswith("__")
             name = f"_{kind.__name__.lstrip('_')}{slot}" if private else slot
-            if name != "__dict__" and hasattr(holder, name):
+            if name not in ("__dict__", "__weakref__") and hasattr(holder, name):
                 yield Link(getattr(holder, name), holder, name, attribute=True, identified=False)
 
 

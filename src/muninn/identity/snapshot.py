@@ -11,7 +11,7 @@ import contextlib
 import enum
 import operator
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Collection, Hashable
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -39,9 +39,6 @@ _SMALL = 4096  # bytes of an array that are compared as a whole
 Places = dict[Hashable, Any]
 """Places by identity of their owner, with the owner: an identity means nothing once it is gone."""
 
-Place = tuple[Any, Callable[[Any], tuple[Any, ...]], tuple[Any, ...]]
-"""An owner, a function that looks up some of its items or attributes, and what these were."""
-
 
 class Snapshot:
     """What some callables hold.
@@ -67,7 +64,10 @@ class Snapshot:
         self.code: list[Any] = [hook for hooks in _FOR_ALL for hook in hooks.values()]
         self.objects: list[Any] = []
         self.settings: list[tuple[Any, type, Any]] = []
-        self._links: list[Link] = []  # places that are watched
+        # Owners, keys and parts of items and attributes, by how they are looked up: in long lists,
+        # because one comparison of all is several times faster than one for each.
+        self._places: dict[Any, tuple[list[Any], list[Any], list[Any]]]
+        self._places = {operator.getitem: ([], [], []), getattr: ([], [], [])}
         self._bags: list[tuple[Any, list[Any]]] = []
         self._owners: dict[int, list[Link]] = defaultdict(list)  # of tensors, arrays
         self._kept: list[Any] = [*roots]  # identities mean nothing of what is gone
@@ -81,7 +81,6 @@ class Snapshot:
         self._keys = [frozenset(each) if isinstance(each, dict) else () for each in self._sized]
         self._writes = [_writes(tensor) for tensor in self.tensors]
         self._contents = [_content(array) for array in self.arrays]
-        self._places = _grouped(self._links)
 
     def _walk(self, roots: list[Any], skip: Collection[Hashable], sized: dict[int, Any]) -> None:
         seen: set[int] = set()
@@ -144,7 +143,10 @@ class Snapshot:
             and getattr(part, "__func__", 0) is getattr(type(holder), key, None)
         )
         if link.owner is not None and not own:
-            self._links.append(link)
+            owners, keys, parts = self._places[getattr if link.attribute else operator.getitem]
+            owners.append(link.owner)
+            keys.append(key)
+            parts.append(part)
             if isinstance(part, Tensor | np.ndarray):
                 self._owners[id(part)].append(link)
         if isinstance(part, _VALUES):
@@ -169,8 +171,8 @@ class Snapshot:
                 return False
             if list(map(type, self.objects)) != self._types:
                 return False
-            for owner, look, parts in self._places:
-                if not all(map(operator.is_, look(owner), parts)):
+            for look, (owners, keys, parts) in self._places.items():
+                if not all(map(operator.is_, map(look, owners, keys), parts)):
                     return False
             return not any(map(_changed, self._bags))
         except (LookupError, AttributeError, ValueError, RuntimeError):  # gone, or being changed
@@ -198,12 +200,12 @@ class Snapshot:
                 changed[id(owner)] = owner
                 if isinstance(owner, dict):
                     changed |= {(id(owner), key): owner for key in owner if key not in keys}
-        for link in self._links:
-            with contextlib.suppress(LookupError, AttributeError, ValueError):
-                look = getattr if link.attribute else operator.getitem
-                if look(link.owner, link.key) is link.part:
-                    continue
-            changed[id(link.owner), link.key] = link.owner
+        for look, places in self._places.items():
+            for owner, key, part in zip(*places, strict=True):
+                with contextlib.suppress(LookupError, AttributeError, ValueError):
+                    if look(owner, key) is part:
+                        continue
+                changed[id(owner), key] = owner
         return changed
 
     def rewritten(self) -> Places:
@@ -256,17 +258,3 @@ def _content(array: Any) -> bytes:
         flat = array.reshape(-1) if array.flags.c_contiguous else array.flat
         some = flat[:: max(1, array.size // 64)]
     return repr(some).encode() if array.dtype.hasobject else np.ascontiguousarray(some).tobytes()
-
-
-def _grouped(watched: list[Link]) -> list[Place]:
-    """Places by owner: one look for each owner is several times faster than one for each place."""
-    groups: dict[tuple[int, bool], list[Link]] = defaultdict(list)
-    for link in watched:
-        groups[id(link.owner), link.attribute].append(link)
-    places: list[Place] = []
-    for (_, attribute), group in groups.items():
-        group = group * 2 if len(group) == 1 else group  # of one key, a getter returns no tuple
-        getter = operator.attrgetter if attribute else operator.itemgetter
-        look = getter(*(link.key for link in group))
-        places.append((group[0].owner, look, tuple(link.part for link in group)))
-    return places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from dataclasses import dataclass, replace
@@ -205,6 +206,23 @@ def test_a_metric_that_logs_can_be_resumed(tmp_path: Path) -> None:
 
     first = certify(planner(), metric=metric, resume=tmp_path / "j")
     again = certify(planner(), metric=metric, resume=tmp_path / "j")
+    assert again.member == first.member
+
+
+class Lengths:
+    """A metric with a property that Python computes once, under a lock of its own."""
+
+    @functools.cached_property
+    def scale(self) -> float:
+        return 1.0
+
+    def __call__(self, full: Tensor, cached: Tensor) -> Tensor:
+        return rms_step(full, cached) * self.scale
+
+
+def test_a_metric_with_a_cached_property_can_be_resumed(tmp_path: Path) -> None:
+    first = certify(planner(), metric=Lengths(), resume=tmp_path / "j")
+    again = certify(planner(), metric=Lengths(), resume=tmp_path / "j")
     assert again.member == first.member
 
 
