@@ -182,9 +182,7 @@ class Certificate:
         """
         if self.questions is None:
             return []
-        difference = self.questions.difference(
-            planner.denoiser, planner.condition, planner.device, self.arithmetic, after
-        )
+        difference = self.questions.difference(planner, self.arithmetic, after)
         return [] if difference is None else [f"network: {difference}"]
 
     def caveats(self, planner: Planner) -> list[str]:
