@@ -9,41 +9,60 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from muninn.identity.snapshot import Snapshot
+from muninn.identity.snapshot import Places, Snapshot
 
 _dtype = operator.attrgetter("dtype")
 
 
-class Addresses:
-    """The memory of all tensors that some callables reach, and a hold on it.
+class Held:
+    """A snapshot of some callables, and a hold on the memory of their tensors.
+
+    An address that is still in use here cannot have been given to another tensor.
+
+    Args:
+        roots: the callables; None is passed by.
+        skip: places to ignore, as :meth:`Snapshot.rewritten` names them.
+    """
+
+    def __init__(self, *roots: Any, skip: Collection[Hashable] = ()) -> None:
+        self._roots = roots
+        self._skip = skip
+        self._snapshot = self._look()
+        self._held = [tensor.detach() for tensor in self._snapshot.tensors]
+        self._dtypes = list(map(_dtype, self._held))
+
+    def _look(self) -> Snapshot:
+        return Snapshot(*self._roots, skip=self._skip)
+
+    def _same_memory(self) -> bool:
+        tensors = self._snapshot.tensors
+        try:
+            same = all(map(Tensor.is_set_to, tensors, self._held))
+        except RuntimeError:  # on another device, or replaced by one that has no address
+            return False
+        return same and list(map(_dtype, tensors)) == self._dtypes
+
+
+class Addresses(Held):
+    """The memory of all tensors that some callables reach.
 
     Moving a network, changing its dtype, assigning to its weights or putting another in its place
     gives other addresses; changing values in place does not. Modules, hooks, arrays and callables
-    count by identity, and so does train mode. The memory found at first is kept alive: an address
-    that is still in use here cannot have been given to another tensor.
+    count by identity, and so does train mode.
 
     Args:
         roots: the callables; None is passed by.
         rerun: runs the callables once more. Attributes that they replace then (attention maps,
             say) are ignored: a graph writes them before it reads them.
-        skip: other places to ignore, as :meth:`Snapshot.rewritten` names them.
     """
 
-    def __init__(
-        self,
-        *roots: Any,
-        rerun: Callable[[], Any] | None = None,
-        skip: Collection[Hashable] = (),
-    ) -> None:
-        self._roots = roots
-        self._skip = skip
-        self._snapshot = self._look()
+    def __init__(self, *roots: Any, rerun: Callable[[], Any] | None = None) -> None:
+        skip: Places = {}
         if rerun is not None:
+            before = Snapshot(*roots)
             rerun()
-            self._skip = {**dict.fromkeys(skip), **self._snapshot.replaced()}
-            self._snapshot = self._look()
-        self._held = [tensor.detach() for tensor in self._snapshot.tensors]
-        self._dtypes = list(map(_dtype, self._held))
+            skip = before.replaced()
+        super().__init__(*roots, skip=skip)
 
     def unchanged(self) -> bool:
         """Whether every tensor is where it was; a fraction of a microsecond for each."""
@@ -53,19 +72,6 @@ class Addresses:
                 return False
             self._snapshot = now  # a place may have changed, yet hold the same memory
         return self._same_memory()
-
-    def _look(self) -> Snapshot:
-        return Snapshot(*self._roots, skip=self._skip)
-
-    def _same_memory(self) -> bool:
-        tensors = self._snapshot.tensors
-        if len(tensors) != len(self._held):
-            return False
-        try:
-            same = all(map(Tensor.is_set_to, tensors, self._held))
-        except RuntimeError:  # on another device, or replaced by one that has no address
-            return False
-        return same and list(map(_dtype, tensors)) == self._dtypes
 
 
 def _counted(snapshot: Snapshot) -> list[int]:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from muninn.identity.addresses import Addresses
+from muninn.identity.addresses import Held
 from muninn.identity.digest import tensor_bytes
 from muninn.identity.links import identified
 from muninn.identity.snapshot import DEPTH, Snapshot, has_memory
@@ -23,7 +23,7 @@ _writes = operator.attrgetter("_version")  # in place
 Change = Literal["code", "weights or settings"]
 
 
-class Watch(Addresses):
+class Watch(Held):
     """What a planner's denoiser and condition are now, to be compared with what they are later.
 
     Tensors are followed by where they are held, by their memory, shape and strides, by torch's
@@ -137,11 +137,9 @@ def in_train_mode(denoiser: Any) -> str | None:
 
 def _mode_matters(module: nn.Module) -> bool:
     """Not so for activations that libraries keep as globals, in train mode since they were made."""
-    weights = (
-        next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
-    )
     dropouts = nn.modules.dropout._DropoutNd
-    return weights or any(isinstance(part, dropouts) for part in module.modules())
+    weights = [*module.parameters(), *module.buffers()]
+    return bool(weights) or any(isinstance(part, dropouts) for part in module.modules())
 
 
 def reaches(denoiser: Any, module: nn.Module) -> bool:
