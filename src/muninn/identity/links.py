@@ -24,6 +24,7 @@ COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module st
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 DEPTH = 5  # objects that certificates look behind, wrappers or lists say
 _ELSEWHERE = ("_parameters", "_buffers", "_modules", COMPILED)  # linked above, or of no interest
+_MODULE = frozenset(vars(nn.Module()))  # attributes that every module has
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}  # whose code holds nobody's network
 
 
@@ -183,7 +184,9 @@ def _of_module(module: nn.Module) -> Iterator[Link]:
     for name, child in modules.items():
         yield Link(child, modules, name, distance=0)
     for name, part in own.items():
-        empty = isinstance(part, dict | set | tuple) and not part  # hooks, nearly always
+        empty = (
+            name in _MODULE and isinstance(part, dict | set) and not part
+        )  # hooks, nearly always
         stands_in = getattr(type(part), "stands_in", False)  # for a method, in a cached policy
         if not (empty or stands_in is True or name in _ELSEWHERE):
             yield Link(part, own, name, identified=False)

@@ -121,8 +121,8 @@ class Snapshot:
         if isinstance(part, nn.Module):
             self.modules.append(part)
             hooks = [getattr(part, name, {}) for name in _HOOKS]
-            # Of empty ones there are many: torch counts the hooks that are registered anywhere.
-            held = filter(None, (part._parameters, part._buffers, part._modules, *hooks))
+            # Most modules have no hooks: torch counts those that are registered anywhere.
+            held = (part._parameters, part._buffers, part._modules, *filter(None, hooks))
             sized.update((id(container), container) for container in held)
             self.code += [hook for registered in hooks for hook in registered.values()]
         if isinstance(getattr(part, "__dict__", None), dict) and not isinstance(part, type):

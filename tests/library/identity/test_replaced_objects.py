@@ -97,12 +97,30 @@ def edited_code(holder: Holder) -> None:
     holder.act.__code__ = (lambda x: 2 * x).__code__  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("edit", [another_class, another_class_of_a_module, edited_code])
+def layer_in_an_empty_sequence(holder: Holder) -> None:
+    holder.empty.append(nn.Tanh())  # type: ignore[attr-defined]
+
+
+def entry_in_an_empty_dict(holder: Holder) -> None:
+    holder.held.overrides["act"] = torch.tanh
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        another_class,
+        another_class_of_a_module,
+        edited_code,
+        layer_in_an_empty_sequence,
+        entry_in_an_empty_dict,
+    ],
+)
 def test_edits_in_place_are_noticed_by_certificates_and_graphs(
     edit: Callable[[Holder], None],
 ) -> None:
     """As IPython's autoreload makes them."""
     holder = Holder(nn.ReLU())
+    holder.empty, holder.held.overrides = nn.Sequential(), {}  # type: ignore[attr-defined]
     holder.act = types.FunctionType((lambda x: x).__code__, {})  # type: ignore[attr-defined]
     watch, addresses = Watch(holder), Addresses(holder)
     assert watch.change()() is None and addresses.unchanged()
