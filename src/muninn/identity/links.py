@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from muninn.identity.code_names import global_names
+from muninn.identity.code_names import global_names, imported_names
 
 COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module stays what it is
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
@@ -122,16 +122,19 @@ def _of_function(function: FunctionType) -> Iterator[Link]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # a cell that is still empty
             yield Link(cell.cell_contents, cell, "cell_contents", attribute=True)
-    known, own, read = function.__globals__, function.__code__.co_names, frozenset[str]()
+    known, own = function.__globals__, function.__code__.co_names
+    read = imported = frozenset[str]()
     if not from_library(function):
-        read = global_names(function.__code__)
+        read, imported = global_names(function.__code__), imported_names(function.__code__)
     for name in own:  # of attributes, too: certificates have always followed these
         if name in known:
             yield Link(known[name], known, name, named=True, read=name in read)
     for name in sorted(read.difference(own)):
         if name in known:
             yield Link(known[name], known, name, named=True, identified=False)
-    for module in [known[name] for name in read if isinstance(known.get(name), ModuleType)]:
+    modules = [known[name] for name in read if isinstance(known.get(name), ModuleType)]
+    modules += [sys.modules[name] for name in sorted(imported) if name in sys.modules]
+    for module in modules:
         if module.__name__.partition(".")[0] not in _LIBRARIES:  # ``models.network``, say
             held = vars(module)
             for name in own:

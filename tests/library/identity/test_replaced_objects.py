@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -126,6 +127,23 @@ def test_edits_in_place_are_noticed_by_certificates_and_graphs(
     assert watch.change()() is None and addresses.unchanged()
     edit(holder)
     assert watch.change()() is not None and not addresses.unchanged()
+
+
+def reads_what_it_imports(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+    from own_constants import scale  # type: ignore[import-not-found]
+
+    found: Tensor = scale * x
+    return found
+
+
+def test_what_a_function_imports_by_itself_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("own_constants")
+    module.scale = 1.0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_constants", module)
+    watch = Watch(reads_what_it_imports)
+    assert watch.change()() is None
+    module.scale = 2.0  # type: ignore[attr-defined]
+    assert watch.change()() == "weights or settings"
 
 
 def test_a_buffer_that_is_written_in_place_is_still_followed_by_graphs() -> None:
