@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import muninn
 from muninn.identity.digest import digest
@@ -40,3 +43,22 @@ def test_the_planner_of_a_platform_fits_its_committed_certificate(name: str) -> 
     assert fast.certificate is not None and fast.reason is None
     assert platform.planner.identity()["model"]["weights"] == PRINTS[name]
     assert digest(position_metric(platform), "metric")  # so that calibration can be resumed
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
+def test_committed_certificates_are_what_they_were(path: Path, tmp_path: Path) -> None:
+    committed = muninn.Certificate.load(path)
+    assert committed.arithmetic is None
+    assert committed.save(tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+def test_the_bundled_certificate_is_used_without_autocast_only() -> None:
+    planner = load_platform("maze2d").planner
+    path = ROOT / "models" / "maze2d" / "closed_loop.muninn.safetensors"
+    fast = muninn.cache(planner, path, on_mismatch="full")
+    for context in (nullcontext(), torch.autocast("cpu", dtype=torch.bfloat16)):
+        with context:
+            _, record = fast(torch.zeros(1, 2, 4), generator=torch.Generator().manual_seed(3))
+        cached = isinstance(context, nullcontext)
+        assert (record.fallback[0] is None) == cached
+        assert bool(np.all(record.evaluations < len(fast.planner.sampler))) == cached
