@@ -115,7 +115,7 @@ class Watch(Held):
         """Digest of what a fingerprint leaves out: types of modules, and modules that it misses."""
         denoiser, skip = self._roots[0], self._skip
         snapshot = Snapshot(denoiser, skip=skip)
-        kinds = nn.Module | Tensor | np.ndarray  # other objects may be made again in every call
+        kinds = nn.Module | nn.Parameter | np.ndarray  # a network may make others in every call
         types = [type(part).__qualname__ for part in snapshot.objects if isinstance(part, kinds)]
         state = hashlib.sha256(f"{types}{snapshot.modes}".encode())
         deeper = [part for _, part in identified(denoiser, skip, depth=DEPTH)]
