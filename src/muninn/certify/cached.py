@@ -19,8 +19,7 @@ from muninn.engines.runtime import OnFailure, Runtime, log_once
 from muninn.errors import CertificateError, InputError
 from muninn.identity.arithmetic import arithmetic, switches
 from muninn.identity.comparison import differences
-from muninn.identity.reach import Places
-from muninn.identity.snapshot import Snapshot
+from muninn.identity.snapshot import Places, Snapshot
 from muninn.identity.watch import Watch, in_train_mode
 from muninn.model.planner import Noise, Planner
 from muninn.programs.plan import Program
@@ -31,27 +30,18 @@ State = Callable[[], dict[str, Any]]
 """What a policy's certificate depends on besides its planner; cheap to read."""
 
 _PUT_BACK = "put that back, or calibrate the planner as it is now"
-OTHER_CODE = (
-    "network: a method, a hook or another function that it runs was replaced after the "
-    f"certificate was compared with it; {_PUT_BACK}"
-)
-OTHER_NETWORK = "network: its weights, settings or mode are no longer those of the certificate"
 
 
 class CachedPlanner:
     """Runs the certified program. Build it with :func:`cache`.
 
-    Every call is compared with the certificate: arithmetic and context before it runs, the network
-    while the device is busy with it. ``on_mismatch`` says what happens to a call that does not
-    fit; the next one that fits is cached again.
+    It compares every call with the certificate: arithmetic and context before the call runs, the
+    network while the device is busy with it. ``on_mismatch`` says what happens to a call that
+    does not fit; the next one that fits is cached again.
 
     Attributes:
         planner: the user's planner, untouched.
         certificate: the promise, or None where full compute runs instead.
-
-    Raises:
-        CertificateError: the certificate was made for another planner, and ``on_mismatch`` is
-            ``error``.
     """
 
     def __init__(
@@ -74,14 +64,14 @@ class CachedPlanner:
         self._unidentified: str | None = None  # what a fingerprint leaves out, as it was at first
         self._judged = reason
         if certificate is not None and (found := self._identify(certificate)):
-            reason = self._judged = (
+            self._judged = (
                 f"the certificate was made for another program: {'; '.join(found)}. Calibrate this "
                 "planner, or pass on_mismatch='full' to run it uncached"
             )
             if on_mismatch == "error":
-                raise CertificateError(reason)
-            log_once(f"running full compute: {reason}")
-            self.certificate = certificate = self._watch = None
+                raise CertificateError(self._judged)
+            log_once(f"running full compute: {self._judged}")
+            self.certificate = self._watch = None
         self._on_failure = on_failure
         self._was = state()
         self._set_up()
@@ -100,10 +90,7 @@ class CachedPlanner:
 
     @property
     def reason(self) -> str | None:
-        """Why a call made here and now runs full compute instead of the program, or None.
-
-        :meth:`misfit` says what depends on the context of a call.
-        """
+        """Why a call made now runs full compute, or None; :meth:`misfit` looks at its context."""
         if self.certificate is None:
             return self._judged
         return self.other_arithmetic or self._look()()
@@ -123,11 +110,9 @@ class CachedPlanner:
 
     def misfit(self, context: Context, rows: int) -> str | None:
         """Why a call of some rows is not of the kind that was calibrated, or None."""
-        certificate = self.certificate
-        if certificate is None:
-            return None
-        if certificate.form is not None and (here := form(context)) != certificate.form:
-            found = differences("", certificate.form, here, "call")
+        was = None if self.certificate is None else self.certificate.form
+        if was is not None and (here := form(context)) != was:
+            found = differences("", was, here, "call")
             return (
                 f"context: {'; '.join(found[:3])} (each is the shape of one row: a single call is "
                 "context[None]); give contexts like those calibrated, or calibrate with these"
@@ -144,9 +129,9 @@ class CachedPlanner:
         )
 
     def _look(self, since: Any = None) -> Callable[[], str | None]:
-        """Look at the network; the function that is returned says why it is another one, or None.
+        """Look at the network; the returned function says why it is another one, or None.
 
-        Between the two the device may work; ``since`` is from :meth:`Watch.mark`.
+        The device may work in between; ``since`` is from :meth:`Watch.mark`.
         """
         state = self._state()
         if state != self._was:
@@ -156,9 +141,12 @@ class CachedPlanner:
         return lambda: self._judge("copied" if change is None else change())
 
     def _judge(self, change: str | None) -> str | None:
-        """The network is identified again when its weights or settings have changed."""
+        """Why the network does not fit; identifies it again where weights or settings changed."""
         if change == "code":
-            return OTHER_CODE
+            return (
+                "network: a method, a hook or another function that it runs was replaced after the "
+                f"certificate was compared with it; {_PUT_BACK}"
+            )
         if change is not None and self.certificate is not None:
             with self._identifying:
                 try:
@@ -166,31 +154,30 @@ class CachedPlanner:
                 except Exception as error:  # weights without memory, say, or too little of it
                     self._watch = None  # so that the next call tries again
                     found = [f"{type(error).__name__}: {error}".partition("\n")[0]]
-            self._judged = f"{OTHER_NETWORK} ({'; '.join(found)}); {_PUT_BACK}" if found else None
+            words = "network: its weights, settings or mode are no longer those of the certificate"
+            self._judged = f"{words} ({'; '.join(found)}); {_PUT_BACK}" if found else None
         return self._judged
 
     def _identify(self, certificate: Certificate) -> list[str]:
         """Fields in which the planner differs from its certificate; watches it from here on.
 
-        What the network rewrites by itself when it is asked is not watched.
+        Attributes that the network rewrites when it is asked are not watched.
         """
-        denoiser, device = self.planner.denoiser, self.planner.device
+        planner, other = self.planner, list[str]()
         self._watch = None  # lets go of weights that were replaced
-        before = Snapshot(denoiser, self.planner.condition)
-        other: list[str] = []
-        fits = switches(certificate.arithmetic) == switches(arithmetic(device))
+        before = Snapshot(planner.denoiser, planner.condition)
+        fits = switches(certificate.arithmetic) == switches(arithmetic(planner.device))
         if fits:  # else it is asked at the first call that has the certificate's precision
-            other = certificate.other_answers(
-                self.planner, lambda: self._rewritten.update(before.rewritten())
-            )
+            rewritten = lambda: self._rewritten.update(before.rewritten())  # noqa: E731
+            other = certificate.other_answers(planner, rewritten)
         # Before weights are hashed: they may change meanwhile, and that is to be seen next time.
-        watch = Watch(denoiser, self.planner.condition, self._rewritten)
+        watch = Watch(planner.denoiser, planner.condition, self._rewritten)
         here = watch.unidentified()
         self._unidentified = self._unidentified or here
         if here != self._unidentified:
             other.append("model: a part of it is another one than when the cache was made")
-        found = certificate.differences(self.planner) or other
-        if found and (mode := in_train_mode(denoiser)) is not None:
+        found = certificate.differences(planner) or other
+        if found and (mode := in_train_mode(planner.denoiser)) is not None:
             found.insert(0, f"model: a {mode} is in train mode")
         self._watch = watch if fits else None
         return found
@@ -218,12 +205,10 @@ class CachedPlanner:
 
         Takes what :meth:`Planner.sample` takes. ``record.bound`` bounds the deviation of each row
         with probability ``1 - risk`` on average over calls; ``record.rank`` places its error
-        estimate among the calibration calls.
+        estimate among the calibration calls; ``record.fallback`` says why full compute ran.
 
         Raises:
-            CertificateError: the call does not fit the certificate, and ``on_mismatch`` is
-                ``error``. With ``full`` it is planned with full compute, and ``record.fallback``
-                says why.
+            CertificateError: the call does not fit, and ``on_mismatch`` is ``error``.
         """
         noise = self.planner.prepare(context, noise, generator)
         certificate = self.certificate
@@ -256,11 +241,7 @@ class CachedPlanner:
         return trajectory, replace(record, bound=bound, rank=certificate.rank(record.estimate))
 
     def refuse(self, reason: str) -> None:
-        """Say that something does not fit the certificate, as the user wants it said.
-
-        Raises:
-            CertificateError: ``on_mismatch`` is ``error``.
-        """
+        """Raise CertificateError where ``on_mismatch`` is ``error``; log the reason otherwise."""
         if self.on_mismatch == "error":
             raise CertificateError(
                 f"{reason}. With on_mismatch='full' such calls are planned with full compute"
@@ -288,8 +269,7 @@ def cache(
         on_mismatch: what to do if the file cannot be read or was made for another program, or if
             a later call does not fit it (the network was changed, other autocast, another kind of
             context): ``error`` raises, ``full`` runs full compute and says so in every record.
-        on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
-            compute for it, ``error`` raises.
+        on_failure: the same for a call that fails (NaN, unexpected shape).
         state: what else the certificate depends on, for adapters; compared at every call.
 
     Raises:

@@ -207,9 +207,7 @@ def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Jo
         )
     if examined.questions is not None:
         in_force = arithmetic(planner.device)
-        other = examined.questions.difference(
-            planner.denoiser, planner.condition, planner.device, in_force
-        )
+        other = examined.questions.difference(planner, in_force)
         if other is not None:
             raise CalibrationError(
                 f"the journal belongs to another calibration: the {name}'s network is another "

@@ -55,9 +55,7 @@ class Bound:
 
     def __call__(self, estimate: FloatArray) -> FloatArray:
         """Dhat of calls with the given accumulated estimates."""
-        fitted = self.fitted(estimate)
-        result: FloatArray = np.maximum(fitted + self.quantile, 0.0)
-        return result
+        return np.asarray(np.maximum(self.fitted(estimate) + self.quantile, 0.0))
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,8 @@ class Certificate:
         estimates: sorted accumulated estimates of the certified member on the certify split.
         bound: per-call bound.
         versions: libraries at calibration.
-        arithmetic: :func:`muninn.identity.arithmetic.arithmetic` in force at calibration. Compared at every
-            call, not when the certificate is loaded: that is done outside of autocast.
+        arithmetic: in force at calibration. Compared at every call, not when the certificate is
+            loaded: that is done outside of autocast.
         form: :func:`muninn.context.form` of the calibrated contexts; None in an older file.
         together: rows of one call did not influence each other, so that calls may have any number
             of rows. Otherwise one row at a time was calibrated, and is all that may be run.
@@ -126,27 +124,25 @@ class Certificate:
     def rank(self, estimate: FloatArray) -> FloatArray:
         """Share of calibration calls whose accumulated estimate was smaller; 1 if it is missing."""
         place = np.searchsorted(self.estimates, estimate) / max(len(self.estimates), 1)
-        result: FloatArray = np.where(np.isnan(estimate), 1.0, place)
-        return result
+        return np.asarray(np.where(np.isnan(estimate), 1.0, place))
 
     def promise(self) -> str:
         """The promise in one plain sentence."""
-        size = (
-            f"{self.tolerance:g}"
-            if self.tolerance is not None
-            else f"{self.tolerance_name}(context)"
-        )
-        what = "calls" if self.unit == "call" else "episodes (worst call)"
-        if self.loop == "closed" and self.unit == "call":
-            what = "episodes, looked at in one call drawn at random,"
-        certainty = (
-            "averaged over calibrations"
-            if self.confidence is None
-            else f"with confidence {self.confidence:.0%} over the calibration draw"
-        )
+        named = self.tolerance is None
+        size = f"{self.tolerance_name}(context)" if named else f"{self.tolerance:g}"
+        share = f"most {self.risk:.1%} of new"
+        if self.unit != "call":
+            who = f"At {share} episodes (worst call) deviate"
+        elif self.loop == "closed":
+            who = f"In at {share} episodes, a randomly chosen call deviates"
+        else:
+            who = f"At {share} calls deviate"
+        certainty = "averaged over calibrations"
+        if self.confidence is not None:
+            certainty = f"with confidence {self.confidence:.0%} over the calibration draw"
         return (
-            f"At most {self.risk:.1%} of new {what} deviate from full compute by more than {size} "
-            f"({self.metric}), {certainty}, for contexts like those calibrated ({self.loop} loop)."
+            f"{who} from full compute by more than {size} ({self.metric}), {certainty}, for "
+            f"contexts like those calibrated ({self.loop} loop)."
         )
 
     # -- matching ----------------------------------------------------------------------------
@@ -186,9 +182,7 @@ class Certificate:
         """
         if self.questions is None:
             return []
-        difference = self.questions.difference(
-            planner.denoiser, planner.condition, planner.device, self.arithmetic, after
-        )
+        difference = self.questions.difference(planner, self.arithmetic, after)
         return [] if difference is None else [f"network: {difference}"]
 
     def caveats(self, planner: Planner) -> list[str]:
@@ -216,46 +210,26 @@ class Certificate:
 
     # -- the file ----------------------------------------------------------------------------
 
-    def _json(self) -> dict[str, Any]:
-        data = {
-            "schema": self.schema,
-            "identity": self.identity,
-            "reference": self.reference,
-            "family": self.family.to_json(),
-            "member": self.member,
-            "tolerance": self.tolerance,
-            "tolerance_name": self.tolerance_name,
-            "risk": self.risk,
-            "confidence": self.confidence,
-            "unit": self.unit,
-            "loop": self.loop,
-            "metric": self.metric,
-            "batch_size": self.batch_size,
-            "counts": self.counts,
-            "seed": self.seed,
-            "realised": self.realised,
-            "bound_quantile": self.bound.quantile,
-            "versions": self.versions,
+    def _fields(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Plain fields and arrays."""
+        names = (*_PLAIN, *(_SINCE_2 if self.schema > 1 else ()))
+        data = {name: getattr(self, name) for name in names}
+        data |= {"family": self.family.to_json(), "bound_quantile": self.bound.quantile}
+        if self.arithmetic is not None:  # so that older certificates stay what they were
+            data["arithmetic"] = self.arithmetic
+        arrays = {
+            "estimates": self.estimates,
+            "bound_estimate": self.bound.estimate,
+            "bound_deviation": self.bound.deviation,
         }
-        if self.schema > 1:
-            data |= {"form": self.form, "together": self.together, "unasked": self.unasked}
-        # Named only where it is not torch's own, so that older certificates stay what they were.
-        return data if self.arithmetic is None else {**data, "arithmetic": self.arithmetic}
-
-    def save(self, path: str | Path) -> Path:
-        """Write the certificate; the file appears whole or not at all."""
-        data, arrays = (
-            self._json(),
-            {
-                "estimates": self.estimates,
-                "bound_estimate": self.bound.estimate,
-                "bound_deviation": self.bound.deviation,
-            },
-        )
         if self.questions is not None:
             data["questions"], asked = self.questions.to_file()
             arrays |= asked
-        return certificate_file.write(Path(path), data, arrays)
+        return data, arrays
+
+    def save(self, path: str | Path) -> Path:
+        """Write the certificate; the file appears whole or not at all."""
+        return certificate_file.write(Path(path), *self._fields())
 
     @classmethod
     def load(cls, path: str | Path) -> Certificate:

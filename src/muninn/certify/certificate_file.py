@@ -45,23 +45,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         CertificateError: names the field that is missing, damaged or too new.
     """
-    data, checksum, arrays = _read(path)
-    schema = data.get("schema")
-    if schema not in range(OLDEST, SCHEMA + 1):
-        raise CertificateError(
-            f"{path}: field 'schema' is {schema}, this version of Muninn reads {OLDEST} to "
-            f"{SCHEMA}; upgrade muninn-diffusion or calibrate again"
-        )
-    if checksum != _checksum(data, arrays):
-        raise CertificateError(
-            f"{path}: field 'checksum' does not match the content; the file was damaged or "
-            "edited. Calibrate again or restore a copy"
-        )
-    return data, arrays
-
-
-def _read(path: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
-    """Plain fields, stored checksum and arrays of a file."""
+    again = "Calibrate again or restore a copy"
     if not path.is_file():
         raise CertificateError(f"{path}: no such file; calibrate first or check the path")
     try:
@@ -71,7 +55,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
     except (safetensors.SafetensorError, OSError) as error:
         raise CertificateError(
             f"{path}: field 'file' cannot be read ({error}); it is truncated or not a certificate. "
-            "Calibrate again or restore a copy"
+            f"{again}"
         ) from error
     if _KEY not in header:
         raise CertificateError(
@@ -80,11 +64,21 @@ def _read(path: Path) -> tuple[dict[str, Any], str, dict[str, Any]]:
         )
     try:
         document = json.loads(header[_KEY])
-        return dict(document["certificate"]), str(document["checksum"]), arrays
+        data, checksum = dict(document["certificate"]), str(document["checksum"])
     except (ValueError, KeyError, TypeError) as error:
+        raise CertificateError(f"{path}: field '{_KEY}' is damaged ({error}). {again}") from error
+    schema = data.get("schema")
+    if schema not in range(OLDEST, SCHEMA + 1):
         raise CertificateError(
-            f"{path}: field '{_KEY}' is damaged ({error}). Calibrate again or restore a copy"
-        ) from error
+            f"{path}: field 'schema' is {schema}, this version of Muninn reads {OLDEST} to "
+            f"{SCHEMA}; upgrade muninn-diffusion or calibrate again"
+        )
+    if checksum != _checksum(data, arrays):
+        raise CertificateError(
+            f"{path}: field 'checksum' does not match the content; the file was damaged or "
+            f"edited. {again}"
+        )
+    return data, arrays
 
 
 def _checksum(data: dict[str, Any], arrays: dict[str, Any]) -> str:

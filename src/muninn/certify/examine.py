@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from muninn.context import Context, concatenate, select
 from muninn.engines.choose import denoiser_on_engine
 from muninn.errors import CalibrationError, DenoiserError, InputError
 from muninn.identity.arithmetic import Arithmetic, arithmetic, switches
-from muninn.identity.reach import Reach
 from muninn.identity.snapshot import Snapshot
 from muninn.identity.undisturbed import undisturbed
 from muninn.identity.watch import in_train_mode
@@ -32,6 +32,11 @@ from muninn.model.schedule import FloatArray
 
 CALLS = 16
 """Calls on which a planner is examined."""
+
+_RANDOM = (
+    "draws random numbers (dropout?) or keeps state from call to call; without that it can be "
+    "calibrated"
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,8 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
         DenoiserError: full compute is not finite.
     """
     require_eval(planner)
-    steps = _steps(planner)
+    last = len(planner.sampler) - 1
+    steps = sorted({round(last * share / 7) for share in range(8)})
     before = Snapshot(planner.denoiser, planner.condition)
     with undisturbed(planner.denoiser, planner.device):
         states: dict[int, Tensor] = {}
@@ -108,28 +114,18 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
         precision = _precision(planner, arithmetic(planner.device))
         repeats = _repeats(plans, planner.sample(context, noise=noise), precision)
         told = torch.cat([planner.timestep(step, 1) for step in steps])
-        asked = Asked(
-            torch.stack([states[step] for step in steps]),
-            told,
-            context,
-            arithmetic(planner.device),
-        )
+        visited = torch.stack([states[step] for step in steps])
+        asked = Asked(visited, told, context, arithmetic(planner.device))
         examined = _question(planner, asked, batch_size, precision, repeats)
         if not (rewritten := before.rewritten()):
             return examined
-        found = planner.identity(rewritten)["model"]
-        return replace(examined, left_out=found.get("left_out", []))
-
-
-def _steps(planner: Planner) -> list[int]:
-    """Eight steps from the first to the last, or all of a shorter sampler."""
-    last = len(planner.sampler) - 1
-    return sorted({round(last * share / 7) for share in range(8)})
+        left_out = planner.identity(rewritten)["model"].get("left_out", [])
+        return replace(examined, left_out=left_out)
 
 
 def _precision(planner: Planner, in_force: Arithmetic) -> str:
     """The coarsest precision that a network computes with, as far as can be seen."""
-    weights = [w for w in Reach(planner.denoiser).tensors if w.is_floating_point()]
+    weights = [w for w in Snapshot(planner.denoiser).tensors if w.is_floating_point()]
     found = {str(tensor.dtype).removeprefix("torch.") for tensor in weights}
     found |= {str(planner.dtype).removeprefix("torch.")}
     settings = switches(in_force)
@@ -155,8 +151,7 @@ def _repeats(once: Tensor, again: Tensor, precision: str) -> bool:
         return False
     raise CalibrationError(
         f"full compute does not repeat itself: run twice with the same noise, plans differ by up "
-        f"to {np.nanmax(far):.2g} of their size. The network draws random numbers (dropout?) or "
-        "keeps state from call to call; without that it can be calibrated"
+        f"to {np.nanmax(far):.2g} of their size. The network {_RANDOM}"
     )
 
 
@@ -175,8 +170,7 @@ def _question(
     if not (again <= LIMITS[precision]).all():
         raise CalibrationError(
             f"the network answers the same question differently, by {np.max(again):.2g} of the "
-            "answer's size: it draws random numbers (dropout?) or keeps state from call to call; "
-            "without that it can be calibrated"
+            f"answer's size: it {_RANDOM}"
         )
     least = SPREADS * torch.finfo(planner.dtype).eps
     together = _independent(denoiser, asked, max(least, SPREADS * float(again.max())))
@@ -186,13 +180,13 @@ def _question(
             "changes with the calls beside it (batch statistics, or one scale for a whole batch?). "
             "Calibrate at the batch that will be run: batch_size=1"
         )
+    unasked = partial(Examined, None, together=together, repeats=repeats)
     rows = torch.tensor([0, calls - 1] if together and calls > 1 else [0], device="cpu")
     arrays: Arrays = {}
     try:
         described = store(select(asked.context, rows), arrays)
     except UnstorableError as error:
-        why = f"the context holds {error}, which a certificate cannot keep"
-        return Examined(None, why, together, repeats)
+        return unasked(f"the context holds {error}, which a certificate cannot keep")
     kept = Asked(
         asked.states[:, rows], asked.timesteps, restore(described, arrays, device), asked.arithmetic
     )
@@ -201,13 +195,12 @@ def _question(
     except torch.OutOfMemoryError:
         raise  # says nothing about the network
     except Exception as error:  # of a stand-in for a large context, which the network refuses
-        why = f"it cannot answer for a stand-in of its large context ({type(error).__name__})"
-        return Examined(None, why, together, repeats)
+        name = type(error).__name__
+        return unasked(f"it cannot answer for a stand-in of its large context ({name})")
     if not torch.isfinite(answers).all():
-        why = (
+        return unasked(
             "its answers to the questions are not finite (for a large context a stand-in is drawn)"
         )
-        return Examined(None, why, together, repeats)
     spread = apart(kept.predictions(denoiser), answers)
     if together:
         spread = np.maximum(spread, _spread(planner, asked, kept, answers, batch_size))

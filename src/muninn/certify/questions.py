@@ -28,6 +28,7 @@ from muninn.context import Context, select
 from muninn.identity.arithmetic import Arithmetic
 from muninn.identity.undisturbed import under_autocast, undisturbed
 from muninn.model.denoiser import Denoiser, own_loop
+from muninn.model.planner import Condition, Planner
 from muninn.model.schedule import FloatArray
 
 SPREADS = 8
@@ -38,8 +39,8 @@ LIMITS = {"float64": 1e-9, "float32": 1e-3, "tf32": 5e-2, "float16": 5e-2, "bflo
 square, by the coarsest precision that the network computes with."""
 
 _DIGITS = {"tf32": "float32"}  # what its answers are kept in
-
-Condition = Callable[[Tensor, Context], Tensor]
+_ARRAYS = ("states", "answers", "timesteps", "spread")
+_PLAIN = ("context", "dtype", "precision", "machine")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -94,8 +95,7 @@ class Asked:
         """The states as a planner's condition leaves them."""
         if condition is None:
             return None
-        found = [condition(state.clone(), self.context).clone() for state in self.states]
-        return torch.stack(found)
+        return torch.stack([condition(each.clone(), self.context).clone() for each in self.states])
 
 
 @dataclass(frozen=True)
@@ -126,32 +126,23 @@ class Questions:
     precision: str
     machine: dict[str, Any]
 
-    def put(self, device: torch.device, in_force: Arithmetic) -> Asked:
-        """The questions on a device."""
-        dtype = getattr(torch, self.dtype)
-        return Asked(
-            torch.from_numpy(np.array(self.states)).to(device, dtype),
-            torch.from_numpy(np.array(self.timesteps)).to(device),
-            restore(self.context, self.arrays, device),
-            in_force,
-        )
-
     def difference(
-        self,
-        denoiser: Denoiser,
-        condition: Condition | None,
-        device: torch.device,
-        in_force: Arithmetic,
-        after: Callable[[], None] | None = None,
+        self, planner: Planner, in_force: Arithmetic, after: Callable[[], None] | None = None
     ) -> str | None:
         """Ask again; how the answers differ, in words, or None if only by rounding.
 
         Args:
-            denoiser, condition, device: of the planner that is to be deployed.
+            planner: what is to be deployed.
             in_force: the arithmetic of the certificate.
             after: called whenever the network has answered.
         """
-        asked = self.put(device, in_force)
+        denoiser, device = planner.denoiser, planner.device
+        asked = Asked(
+            torch.from_numpy(np.array(self.states)).to(device, getattr(torch, self.dtype)),
+            torch.from_numpy(np.array(self.timesteps)).to(device),
+            restore(self.context, self.arrays, device),
+            in_force,
+        )
         with undisturbed(denoiser, device):
             try:
                 answers = asked.predictions(denoiser)
@@ -159,7 +150,7 @@ class Questions:
                     after()
                     asked.predictions(denoiser, slice(1))  # it may rewrite other things then
                     after()
-                states = asked.conditioned(condition)
+                states = asked.conditioned(planner.condition)
             except torch.OutOfMemoryError:
                 raise  # says nothing about the network
             except Exception as error:  # whatever another network raises at this one's questions
@@ -195,8 +186,7 @@ class Questions:
 
     def elsewhere(self, device: torch.device) -> str | None:
         """Why the stated limit stands in for measured rounding here, or None."""
-        moved = self._moved(device)
-        if not moved:
+        if not (moved := self._moved(device)):
             return None
         return (
             f"the certificate was made elsewhere ({', '.join(moved)}): the network's answers are "
@@ -208,22 +198,11 @@ class Questions:
 
     def to_file(self) -> tuple[dict[str, Any], Arrays]:
         """Plain fields and arrays."""
-        arrays = {
-            "question_states": self.states,
-            "question_answers": self.answers,
-            "question_timesteps": self.timesteps,
-            "question_spread": self.spread,
-            **{f"question_{name}": array for name, array in self.arrays.items()},
-        }
+        arrays = {name: getattr(self, name) for name in _ARRAYS} | self.arrays
         if self.conditioned is not None:
-            arrays["question_conditioned"] = self.conditioned
-        plain = {
-            "context": self.context,
-            "dtype": self.dtype,
-            "precision": self.precision,
-            "machine": self.machine,
-        }
-        return plain, arrays
+            arrays["conditioned"] = self.conditioned
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return plain, {f"question_{name}": array for name, array in arrays.items()}
 
     @classmethod
     def from_file(cls, plain: dict[str, Any], arrays: Arrays) -> Questions:
@@ -233,9 +212,8 @@ class Questions:
             for name, array in arrays.items()
             if name.startswith("question_")
         }
-        fixed = ("states", "answers", "timesteps", "spread")
         conditioned = own.pop("conditioned", None)
-        named = {name: own.pop(name) for name in fixed}
+        named = {name: own.pop(name) for name in _ARRAYS}
         return cls(**named, conditioned=conditioned, arrays=own, **plain)
 
 
@@ -256,16 +234,14 @@ def apart(answers: Tensor, others: Tensor) -> FloatArray:
 
 def _other_condition(states: Tensor | None, stored: FloatArray | None, limit: float) -> str | None:
     """How a condition differs from the one that left the stored states, or None."""
-    if (states is None) != (stored is None):
-        return "the planner's condition is another one: it " + (
-            "had none" if stored is None else "has none"
-        )
+    other = "the planner's condition is another one: it"
     if states is None or stored is None:
-        return None
+        same = states is None and stored is None
+        return None if same else f"{other} {'had' if stored is None else 'has'} none"
     far = apart(states, torch.from_numpy(np.array(stored)))
     if (far <= limit).all():
         return None
     return (
-        f"the planner's condition is another one: it leaves the stored states "
-        f"{np.nanmax(far):.2g} of their size away from where it left them at calibration"
+        f"{other} leaves the stored states {np.nanmax(far):.2g} of their size away from where it "
+        "left them at calibration"
     )

@@ -2,11 +2,13 @@
 
 None of them is a property of a planner: a ``with`` block or a global switch changes what every
 network computes. A certificate therefore says under which arithmetic it was made, and a deployed
-planner looks at every call.
+planner compares it at every call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,15 +19,30 @@ Arithmetic = dict[str, Any] | None
 # Looked up once: going through torch.backends takes longer than reading a switch.
 _cudnn: Any = torch.backends.cudnn
 _cublas: Any = torch.backends.cuda.matmul
-_PRECISIONS = hasattr(_cublas, "fp32_precision")  # torch 2.9 and later
-_convolution: Any = _cudnn.conv if _PRECISIONS else None
-_MKLDNN = [
-    (f"mkldnn_{kind}", getattr(torch.backends.mkldnn, kind))
-    for kind in ("matmul", "conv")
-    if _PRECISIONS
-]
-_CUBLAS = [
-    (name, default)
+_Switch = tuple[str, Callable[[], Any], tuple[Any, ...]]  # name, how it is read, values by default
+_CPU: list[_Switch]
+_CUDA: list[_Switch]
+if hasattr(_cublas, "fp32_precision"):
+    # In torch 2.9 and later. It follows ``allow_tf32`` and ``set_float32_matmul_precision``, while
+    # ``allow_tf32`` raises where it was set.
+    _convolution: Any = _cudnn.conv
+    _CUDA = [
+        ("matmul_tf32", lambda: _cublas.fp32_precision == "tf32", (False,)),
+        ("cudnn_tf32", lambda: _convolution.fp32_precision == "tf32", (True,)),
+    ]
+    _CPU = [
+        (f"mkldnn_{kind}", partial(getattr, switch, "fp32_precision"), ("none", "ieee"))
+        for kind in ("matmul", "conv")
+        for switch in [getattr(torch.backends.mkldnn, kind)]
+    ]
+else:
+    _CUDA = [
+        ("matmul_tf32", lambda: _cublas.allow_tf32, (False,)),
+        ("cudnn_tf32", lambda: _cudnn.allow_tf32, (True,)),
+    ]
+    _CPU = [("mkldnn_matmul", torch.get_float32_matmul_precision, ("highest",))]
+_CUDA += [
+    (name, partial(getattr, _cublas, name), (default,))
     for name, default in (
         ("allow_fp16_accumulation", False),
         ("allow_fp16_reduced_precision_reduction", True),
@@ -35,6 +52,7 @@ _CUBLAS = [
     )
     if hasattr(_cublas, name)
 ]
+_SWITCHES = {"cpu": _CPU, "cuda": _CUDA}
 
 
 def arithmetic(device: torch.device) -> Arithmetic:
@@ -53,43 +71,12 @@ def arithmetic(device: torch.device) -> Arithmetic:
     found: dict[str, Any] = {}
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         found["autocast"] = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
-    if kind == "cuda":
-        _add_cuda(found)
-    elif kind == "cpu":
-        _add_onednn(found)
+    for name, read, default in _SWITCHES.get(kind, ()):
+        if (value := read()) not in default:
+            found[name] = value
     return found or None
 
 
 def switches(found: Arithmetic) -> dict[str, Any]:
     """What of an arithmetic is set for the whole process: all but autocast."""
     return {name: value for name, value in (found or {}).items() if name != "autocast"}
-
-
-def _add_cuda(found: dict[str, Any]) -> None:
-    """TF32 is off for matrix products and on for convolutions by default.
-
-    In newer torch ``allow_tf32`` raises where ``fp32_precision`` was set; that one is read where
-    it exists, and follows ``allow_tf32`` and ``set_float32_matmul_precision`` too.
-    """
-    if _PRECISIONS:
-        matmul = _cublas.fp32_precision == "tf32"
-        convolution = _convolution.fp32_precision == "tf32"
-    else:
-        matmul = _cublas.allow_tf32
-        convolution = _cudnn.allow_tf32
-    if matmul:
-        found["matmul_tf32"] = True
-    if not convolution:
-        found["cudnn_tf32"] = False
-    for name, default in _CUBLAS:
-        if (value := getattr(_cublas, name)) != default:
-            found[name] = value
-
-
-def _add_onednn(found: dict[str, Any]) -> None:
-    """Factors of float32 are not rounded on the CPU by default."""
-    for name, switch in _MKLDNN:
-        if (precision := switch.fp32_precision) not in ("none", "ieee"):
-            found[name] = precision
-    if not _PRECISIONS and (precision := torch.get_float32_matmul_precision()) != "highest":
-        found["mkldnn_matmul"] = precision

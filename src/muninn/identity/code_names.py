@@ -13,6 +13,7 @@ def global_names(code: CodeType) -> frozenset[str]:
     return _named_by(code, ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
+@functools.lru_cache(maxsize=65536)
 def imported_names(code: CodeType) -> frozenset[str]:
     """Modules that code imports by itself."""
     return _named_by(code, ("IMPORT_NAME",))

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from types import (
     BuiltinFunctionType,
-    CellType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
@@ -29,7 +28,7 @@ from types import (
     MemberDescriptorType,
     MethodType,
     ModuleType,
-)
+)  # fmt: skip
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from torch.nn.parameter import is_lazy
 
 from muninn.errors import CalibrationError, InputError
 from muninn.identity.code_names import all_names, global_names, imported_names
+from muninn.identity.links import of_slots
 
 NAME = "muninn_identity"
 """The attribute by which a user names what cannot be hashed: a string, or a method for one."""
@@ -120,7 +120,7 @@ class _Walk:
         if isinstance(thing, _PLAIN + _PRINTED) and not isinstance(thing, enum.Enum):
             self._note(type(thing).__qualname__, repr(thing))
             if not installed(type(thing)):
-                self.add(type(thing), f"type({path})")
+                self.add(type(thing), f"type of {path}")
             return
         if id(thing) in self._seen:
             self._note("again", self._seen[id(thing)])
@@ -136,130 +136,103 @@ class _Walk:
             self._note("array", thing.shape, str(thing.dtype))
             self.state.update(np.ascontiguousarray(thing).tobytes())
         else:
-            self._parts(thing, path)
-
-    def _parts(self, thing: Any, path: str) -> None:
-        self._note(type(thing).__qualname__)
-        if isinstance(thing, ModuleType):
-            self._module(thing, path)
-        elif isinstance(thing, logging.Logger):
-            self._note(thing.name)
-        elif isinstance(thing, type):
-            self._class(thing, path)
-        elif isinstance(thing, FunctionType):
-            self._function(thing, path)
-        elif isinstance(thing, enum.Enum):
-            self._note(thing.name)
-            self.add(thing.value, f"{path}.value")
-        elif isinstance(thing, BuiltinFunctionType):
-            self._note(thing.__qualname__)
-            self.add(thing.__self__, f"{path}.__self__")
-        elif isinstance(thing, MethodType):
-            self.add(thing.__func__, path)
-            self.add(thing.__self__, f"{path}.__self__")
-        elif isinstance(thing, CellType):
-            self.add(_content(thing), path)
-        elif isinstance(thing, functools.partial):
-            self.add([thing.func, thing.args, thing.keywords], path)
-        else:
-            self._container(thing, path)
-
-    def _container(self, thing: Any, path: str) -> None:
-        if isinstance(thing, Mapping | MappingProxyType):
-            for key, value in thing.items():
-                self.add(key, f"key of {path}")
-                self.add(value, f"{path}[{key!r}]")
-        elif isinstance(thing, list | tuple):
-            for place, value in enumerate(thing):
-                self.add(value, f"{path}[{place}]")
-        elif isinstance(thing, set | frozenset):
-            self._note(sorted(digest(value, f"{path} (an element)") for value in thing))
-        if type(thing) not in _CONTAINERS:
-            self._object(thing, path)
-
-    def _members(self, module: ModuleType, code: CodeType, path: str) -> None:
-        """What code may read of a module of the user's own, by the names that it uses."""
-        if installed(module):
-            return
-        for name in sorted(all_names(code) & vars(module).keys()):
-            held = vars(module)[name]
-            self._note(name)
-            self.add(held, f"{path}.{name}")
-            if isinstance(held, ModuleType):
-                self._members(held, code, f"{path}.{name}")
-
-    def _module(self, module: ModuleType, path: str) -> None:
-        """By name; one of the user's own by its source, too."""
-        self._note(module.__name__)
-        file = getattr(module, "__file__", None)
-        if file is not None and not installed(module):
-            with contextlib.suppress(OSError):
-                self.state.update(Path(file).read_bytes())
-
-    def _class(self, kind: type, path: str) -> None:
-        self._note(kind.__module__ if installed(kind) else "", kind.__qualname__)
-        for base in kind.__mro__:
-            if not installed(base):
-                for name, value in vars(base).items():
-                    if not (name in _SKIPPED or isinstance(value, _DESCRIPTORS)):
-                        self._note(name)
-                        self.add(_behind(value), f"{path}.{name}")
-
-    def _function(self, function: FunctionType, path: str) -> None:
-        for name in ("__defaults__", "__kwdefaults__", "__dict__"):
-            self.add(getattr(function, name), f"{path}.{name}")
-        names = function.__code__.co_freevars
-        for name, cell in zip(names, function.__closure__ or (), strict=True):
-            self._note(name)
-            self.add(cell, f"{name} in {path}")
-            if isinstance(module := _content(cell), ModuleType):
-                self._members(module, function.__code__, name)
-        if installed(function):
-            self._note(function.__module__, function.__qualname__)
-            return
-        self._code(function.__code__, path)
-        for name in sorted(global_names(function.__code__) & function.__globals__.keys()):
-            self._note(name)
-            self.add(function.__globals__[name], f"{name} in {path}")
-            if isinstance(function.__globals__[name], ModuleType):
-                self._members(function.__globals__[name], function.__code__, name)
-        for name in sorted(imported_names(function.__code__)):
-            with contextlib.suppress(ImportError, ValueError):
-                module = importlib.import_module(name)
-                self.add(module, f"{name} in {path}")
-                self._members(module, function.__code__, name)
-
-    def _code(self, code: CodeType, path: str) -> None:
-        self._note(code.co_code, code.co_names, code.co_varnames, code.co_freevars)
-        for constant in code.co_consts:
-            if isinstance(constant, CodeType):
-                self._code(constant, path)
-            else:
-                self.add(constant, path)
-
-    def _object(self, thing: Any, path: str) -> None:
-        """By its class and state; where it keeps no attributes, by what pickle would keep."""
-        self.add(type(thing), f"type({path})")
-        held = dict(getattr(thing, "__dict__", {}))
-        for kind in type(thing).__mro__:
-            slots = vars(kind).get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                if hasattr(thing, slot):
-                    held[slot] = getattr(thing, slot)
-        if held:
-            for name, value in held.items():
+            self._note(type(thing).__qualname__)
+            for name, part in self._parts(thing, path):
                 self._note(name)
-                self.add(value, f"{path}.{name}")
+                self.add(part, f"{name} in {path}")
+
+    def _parts(self, thing: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """What an object is made of, by name, in a fixed order."""
+        if isinstance(thing, ModuleType):
+            yield "name", thing.__name__
+            file = getattr(thing, "__file__", None)
+            if file is not None and not installed(thing):
+                with contextlib.suppress(OSError):
+                    yield "source", Path(file).read_bytes()
+        elif isinstance(thing, logging.Logger):
+            yield "name", thing.name
+        elif isinstance(thing, type):
+            yield from _of_class(thing)
+        elif isinstance(thing, FunctionType):
+            yield from _of_function(thing)
+        elif isinstance(thing, CodeType):
+            names = thing.co_names, thing.co_varnames, thing.co_freevars
+            yield "code", repr((thing.co_code, *names))
+            yield from (("constant", constant) for constant in thing.co_consts)
+        elif isinstance(thing, enum.Enum):
+            yield "name", thing.name
+            yield "value", thing.value
+        elif isinstance(thing, BuiltinFunctionType):
+            yield "name", thing.__qualname__
+            yield "__self__", thing.__self__
+        elif isinstance(thing, MethodType):
+            yield "__func__", thing.__func__
+            yield "__self__", thing.__self__
+        elif isinstance(thing, functools.partial):
+            yield "partial", [thing.func, thing.args, thing.keywords]
+        else:
+            if isinstance(thing, Mapping | MappingProxyType):
+                for key, value in thing.items():
+                    yield "key", key
+                    yield f"[{key!r:.40}]", value
+            elif isinstance(thing, list | tuple):
+                yield from ((f"[{place}]", value) for place, value in enumerate(thing))
+            elif isinstance(thing, set | frozenset):
+                yield "elements", sorted(digest(value, f"an element of {path}") for value in thing)
+            if type(thing) not in _CONTAINERS:
+                yield from self._of_object(thing, path)
+
+    def _of_object(self, thing: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """Class and attributes; where it has none, what pickle would keep."""
+        yield "type", type(thing)
+        held = dict(getattr(thing, "__dict__", {}))
+        held |= {link.key: link.part for link in of_slots(thing)}
+        yield from held.items()
+        if held:
             return
         try:
             kept = thing.__reduce_ex__(4)
         except Exception as error:  # locks, files, handles of simulators: whatever they raise
             raise self.refusal(thing, path) from error
-        if isinstance(kept, str):
-            self._note(kept)
-            return
-        for part in kept:
-            self.add(list(part) if isinstance(part, Iterator) else part, path)
+        for part in (kept,) if isinstance(kept, str) else kept:
+            yield "state", list(part) if isinstance(part, Iterator) else part
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
+    """Name, and what classes of the user's own define."""
+    yield "name", (kind.__module__ if installed(kind) else "") + kind.__qualname__
+    for base in kind.__mro__:
+        if not installed(base):
+            for name, value in vars(base).items():
+                if not (name in _SKIPPED or isinstance(value, _DESCRIPTORS)):
+                    yield name, _behind(value)
+
+
+def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Arguments and closure; of one of the user's own also code, globals and imports."""
+    code, known = function.__code__, function.__globals__
+    for name in ("__defaults__", "__kwdefaults__", "__dict__"):
+        yield name, getattr(function, name)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            yield from _read(name, cell.cell_contents, code)
+    if installed(function):
+        yield "name", f"{function.__module__}.{function.__qualname__}"
+        return
+    yield "__code__", code
+    for name in sorted(global_names(code) & known.keys()):
+        yield from _read(name, known[name], code)
+    for name in sorted(imported_names(code)):
+        with contextlib.suppress(ImportError, ValueError):
+            yield from _read(name, importlib.import_module(name), code)
+
+
+def _read(name: str, thing: Any, code: CodeType) -> Iterator[tuple[str, Any]]:
+    """What code reads by a name; of a module of the user's own also by the names it uses."""
+    yield name, thing
+    if isinstance(thing, ModuleType) and not installed(thing):
+        for member in sorted(all_names(code) & vars(thing).keys()):
+            yield from _read(member, vars(thing)[member], code)
 
 
 def installed(thing: Any) -> bool:
@@ -288,15 +261,10 @@ def _named(thing: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # still empty
-
-
 def _behind(value: Any) -> Any:
     """The functions of a property, the function of a static or class method."""
     if isinstance(value, property):
         return [value.fget, value.fset, value.fdel]
+    if isinstance(value, functools.cached_property):
+        return value.func  # beside it, Python keeps a lock until 3.12
     return getattr(value, "__func__", value)

@@ -2,7 +2,7 @@
 
 A network may stand behind wrappers, closures, globals, default arguments or lists. Certificates
 identify what they find on some of these ways (:func:`identified`); deployed planners and captured
-graphs watch all of them (:class:`muninn.identity.reach.Reach`).
+graphs watch all of them (:class:`muninn.identity.snapshot.Snapshot`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
-from muninn.identity.code_names import global_names
+from muninn.identity.code_names import global_names, imported_names
 
 COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module stays what it is
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 DEPTH = 5  # objects that certificates look behind, wrappers or lists say
 _ELSEWHERE = ("_parameters", "_buffers", "_modules", COMPILED)  # linked above, or of no interest
+_MODULE = frozenset(vars(nn.Module()))  # attributes that every module has
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}  # whose code holds nobody's network
 
 
@@ -37,7 +39,6 @@ class Link(NamedTuple):
         identified: certificates follow it. They go on following the same ones, or those that were
             made before would be refused.
         named: one of many names of a namespace, most of which lead nowhere.
-        table: it leads to what a module has besides its ``state_dict``: tables, caches, results.
         read: what it leads to is read there; not so for a global that shares its name with an
             attribute.
     """
@@ -49,47 +50,42 @@ class Link(NamedTuple):
     distance: int = 1
     identified: bool = True
     named: bool = False
-    table: bool = False
     read: bool = True
 
-    @property
-    def place(self) -> tuple[int, Any]:
-        """The owner's identity and the key."""
-        return id(self.owner), self.key
+    def skipped(self, skip: Collection[Hashable]) -> bool:
+        """Whether ``skip`` names what it leads to, or its place: the owner's identity, the key."""
+        return id(self.part) in skip or (id(self.owner), self.key) in skip
 
 
 def identified(
-    holder: Any, skip: Collection[Hashable] = (), left_out: list[str] | None = None
+    holder: Any,
+    skip: Collection[Hashable] = (),
+    left_out: list[str] | None = None,
+    depth: int = DEPTH,
 ) -> Iterator[tuple[str, nn.Module | Tensor | np.ndarray[Any, Any] | float]]:
     """Modules, and tensors, arrays and floats outside of them, by which a callable is known.
 
     Each comes with the path that leads to it. Passed by is what ``skip`` names, by path or by
     place; its path is added to ``left_out``.
     """
-    yield from _identified(holder, "", set(), 0, skip, [] if left_out is None else left_out)
+    seen: set[int] = set()
 
+    def walk(part: Any, path: str, left: int) -> Iterator[tuple[str, Any]]:
+        if left < 0 or id(part) in seen or isinstance(part, ModuleType | type | bytes):
+            return
+        seen.add(id(part))
+        if isinstance(part, nn.Module | Tensor | np.ndarray | float):
+            yield path, part
+            return
+        for place, link in enumerate(links(part)):
+            if link.identified:
+                name = f"{path}/{place if link.key is None else link.key}"
+                if not (skip and (name in skip or link.skipped(skip))):
+                    yield from walk(link.part, name, left - 1)
+                elif left_out is not None:
+                    left_out.append(name)
 
-def _identified(
-    holder: Any,
-    path: str,
-    seen: set[int],
-    depth: int,
-    skip: Collection[Hashable],
-    left_out: list[str],
-) -> Iterator[tuple[str, Any]]:
-    if depth > DEPTH or id(holder) in seen or isinstance(holder, ModuleType | type | bytes):
-        return
-    seen.add(id(holder))
-    if isinstance(holder, nn.Module | Tensor | np.ndarray | float):
-        yield path, holder
-        return
-    for place, link in enumerate(links(holder)):
-        if link.identified:
-            name = f"{path}/{place if link.key is None else link.key}"
-            if skip and (name in skip or id(link.part) in skip or link.place in skip):
-                left_out.append(name)
-            else:
-                yield from _identified(link.part, name, seen, depth + 1, skip, left_out)
+    yield from walk(holder, "", depth)
 
 
 def links(holder: Any) -> Iterator[Link]:
@@ -100,7 +96,7 @@ def links(holder: Any) -> Iterator[Link]:
         yield from (Link(part, holder, place) for place, part in enumerate(holder))
     elif isinstance(holder, tuple):
         yield from map(Link, holder)
-    elif isinstance(holder, set | frozenset | deque):
+    elif isinstance(holder, CONTAINERS):
         yield from (Link(part, identified=False) for part in holder)
     elif isinstance(holder, nn.Module):
         yield from _of_module(holder)
@@ -114,8 +110,11 @@ def links(holder: Any) -> Iterator[Link]:
         yield Link(getattr(holder, "__self__", None))
         own = getattr(holder, "__dict__", {})
         yield from (Link(part, own, key) for key, part in own.items())
-        yield from _of_slots(holder)
+        yield from of_slots(holder)
         yield Link(type(holder), distance=0, identified=False)
+    if isinstance(holder, CONTAINERS):  # of a class of its own, with attributes
+        own = getattr(holder, "__dict__", {})
+        yield from (Link(part, own, key, identified=False) for key, part in own.items())
 
 
 def _of_function(function: FunctionType) -> Iterator[Link]:
@@ -123,33 +122,36 @@ def _of_function(function: FunctionType) -> Iterator[Link]:
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # a cell that is still empty
             yield Link(cell.cell_contents, cell, "cell_contents", attribute=True)
-    known, own, read = function.__globals__, function.__code__.co_names, frozenset[str]()
+    known, own = function.__globals__, function.__code__.co_names
+    read = imported = frozenset[str]()
     if not from_library(function):
-        read = global_names(function.__code__)
+        read, imported = global_names(function.__code__), imported_names(function.__code__)
     for name in own:  # of attributes, too: certificates have always followed these
         if name in known:
             yield Link(known[name], known, name, named=True, read=name in read)
     for name in sorted(read.difference(own)):
         if name in known:
             yield Link(known[name], known, name, named=True, identified=False)
-    for module in [known[name] for name in read if isinstance(known.get(name), ModuleType)]:
+    modules = [known[name] for name in read if isinstance(known.get(name), ModuleType)]
+    modules += [sys.modules[name] for name in sorted(imported) if name in sys.modules]
+    for module in modules:
         if module.__name__.partition(".")[0] not in _LIBRARIES:  # ``models.network``, say
             held = vars(module)
             for name in own:
                 if name in held:
                     yield Link(held[name], held, name, named=True, identified=False)
-    for name in ("__defaults__", "__kwdefaults__"):
+    for name in ("__code__", "__defaults__", "__kwdefaults__"):
         yield Link(getattr(function, name), function, name, True, distance=0, identified=False)
 
 
-def _of_slots(holder: Any) -> Iterator[Link]:
+def of_slots(holder: Any) -> Iterator[Link]:
     """Attributes that are not in a dictionary."""
     for kind in type(holder).__mro__:
         slots = vars(kind).get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
             private = slot.startswith("__") and not slot.endswith("__")
             name = f"_{kind.__name__.lstrip('_')}{slot}" if private else slot
-            if name != "__dict__" and hasattr(holder, name):
+            if name not in ("__dict__", "__weakref__") and hasattr(holder, name):
                 yield Link(getattr(holder, name), holder, name, attribute=True, identified=False)
 
 
@@ -176,17 +178,19 @@ def from_library(thing: Any) -> bool:
 
 def _of_module(module: nn.Module) -> Iterator[Link]:
     """Weights, buffers, submodules, and whatever else is an attribute of a module."""
-    own, transient = vars(module), module._non_persistent_buffers_set
+    own = vars(module)
     parameters, buffers, modules = module._parameters, module._buffers, module._modules
     for name, weight in parameters.items():
         yield Link(weight, parameters, name, distance=0)
     for name, buffer in buffers.items():
-        yield Link(buffer, buffers, name, distance=0, table=name in transient)
+        yield Link(buffer, buffers, name, distance=0)
     for name, child in modules.items():
         yield Link(child, modules, name, distance=0)
     for name, part in own.items():
-        empty = isinstance(part, dict | set | tuple) and not part  # hooks, nearly always
+        empty = (
+            name in _MODULE and isinstance(part, dict | set) and not part
+        )  # hooks, nearly always
         stands_in = getattr(type(part), "stands_in", False)  # for a method, in a cached policy
         if not (empty or stands_in is True or name in _ELSEWHERE):
-            yield Link(part, own, name, table=True, identified=False)
+            yield Link(part, own, name, identified=False)
     yield Link(type(module), distance=0, identified=False)

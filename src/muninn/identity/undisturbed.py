@@ -9,19 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from muninn.identity.arithmetic import Arithmetic
-from muninn.identity.reach import Reach
+from muninn.identity.snapshot import Snapshot
 
 
 @contextmanager
 def undisturbed(denoiser: Any, device: torch.device) -> Iterator[None]:
     """Puts back the generators of Python, numpy and torch, and every buffer of the network."""
-    modules = [part for part in Reach(denoiser).objects if isinstance(part, nn.Module)]
     buffers = [
         (module, name, buffer, buffer.detach().clone())
-        for module in modules
+        for module in Snapshot(denoiser).modules
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]

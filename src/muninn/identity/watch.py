@@ -5,26 +5,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import operator
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from muninn.identity.addresses import Held
 from muninn.identity.digest import tensor_bytes
 from muninn.identity.links import identified
-from muninn.identity.reach import Reach
-from muninn.identity.snapshot import Snapshot
+from muninn.identity.snapshot import DEPTH, Snapshot, has_memory
 
 NUMBERS = 8  # in a row that are looked at, because torch does not count writes through ``.data``
-_dtype = operator.attrgetter("dtype")
 _writes = operator.attrgetter("_version")  # in place
 
 Change = Literal["code", "weights or settings"]
 
 
-class Watch:
+class Watch(Held):
     """What a planner's denoiser and condition are now, to be compared with what they are later.
 
     Tensors are followed by where they are held, by their memory, shape and strides, by torch's
@@ -38,27 +37,19 @@ class Watch:
     Args:
         denoiser: the callable.
         condition: of the planner, or None.
-        skip: places that the network rewrites by itself, which are not looked at.
+        skip: places that the network rewrites by itself, which are ignored.
     """
 
     def __init__(
         self, denoiser: Any, condition: Any = None, skip: Collection[Hashable] = ()
     ) -> None:
-        self._denoiser = denoiser
-        self._condition = condition
-        self._skip = skip
-        self._snapshot = self._look()
+        super().__init__(denoiser, condition, skip=skip)
         self._counted = _counted(self._snapshot.tensors)
-        self._held = [tensor.detach() for tensor in self._snapshot.tensors]
-        self._dtypes = list(map(_dtype, self._held))
         self._writes = list(map(_writes, self._counted))
         self._windows = _windows(self._held)
         self._numbers = [torch.cat(group) for group in self._windows]
         on_cuda = [each.device for each in self._numbers if each.is_cuda]
         self._stream: Any = torch.cuda.Stream(on_cuda[0]) if on_cuda else None  # type: ignore[no-untyped-call]
-
-    def _look(self) -> Snapshot:
-        return Snapshot(self._denoiser, self._condition, skip=self._skip)
 
     def mark(self) -> Any:
         """Remember this moment on the device: what was asked of it before is to be seen."""
@@ -120,61 +111,49 @@ class Watch:
             return "weights or settings"
         return None
 
-    def _same_memory(self) -> bool:
-        tensors = self._snapshot.tensors
-        try:
-            same = all(map(Tensor.is_set_to, tensors, self._held))
-        except RuntimeError:  # on another device
-            return False
-        return same and list(map(_dtype, tensors)) == self._dtypes
-
     def unidentified(self) -> str:
         """Digest of what a fingerprint leaves out: types of modules, and modules that it misses."""
-        hashed: set[int] = set()
-        for _, part in identified(self._denoiser):
-            values = part.state_dict().values() if isinstance(part, nn.Module) else [part]
-            hashed.update(_address(value) for value in values if isinstance(value, Tensor))
-        reach = Reach(self._denoiser, tables=False, skip=self._skip)
-        types = [type(part).__qualname__ for part in reach.objects if _counts(part)]
-        state = hashlib.sha256(f"{types}{reach.modes}".encode())
-        for weight in reach.weights:
-            if _address(weight) not in hashed:
-                state.update(tensor_bytes(weight)[0])
+        denoiser, skip = self._roots[0], self._skip
+        snapshot = Snapshot(denoiser, skip=skip)
+        kinds = nn.Module | nn.Parameter | np.ndarray  # a network may make others in every call
+        types = [type(part).__qualname__ for part in snapshot.objects if isinstance(part, kinds)]
+        state = hashlib.sha256(f"{types}{snapshot.modes}".encode())
+        deeper = [part for _, part in identified(denoiser, skip, depth=DEPTH)]
+        missed = _memory([*deeper, *snapshot.modules])
+        missed -= _memory(part for _, part in identified(denoiser))
+        for tensor in snapshot.tensors:
+            if tensor.data_ptr() in missed:
+                state.update(tensor_bytes(tensor)[0])
         return state.hexdigest()
 
 
 def in_train_mode(denoiser: Any) -> str | None:
     """The type of a module in train mode that a denoiser reaches, or None."""
-    for part in Reach(denoiser, tables=False).objects:
-        if isinstance(part, nn.Module) and part.training and _mode_matters(part):
-            return type(part).__qualname__
+    for module in Snapshot(denoiser).modules:
+        if module.training and _mode_matters(module):
+            return type(module).__qualname__
     return None
 
 
 def _mode_matters(module: nn.Module) -> bool:
     """Not so for activations that libraries keep as globals, in train mode since they were made."""
-    weights = (
-        next(module.parameters(), None) is not None or next(module.buffers(), None) is not None
-    )
     dropouts = nn.modules.dropout._DropoutNd
-    return weights or any(isinstance(part, dropouts) for part in module.modules())
+    weights = [*module.parameters(), *module.buffers()]
+    return bool(weights) or any(isinstance(part, dropouts) for part in module.modules())
 
 
 def reaches(denoiser: Any, module: nn.Module) -> bool:
     """Whether a denoiser computes with a module."""
-    return any(part is module for part in Reach(denoiser).objects)
+    return any(part is module for part in Snapshot(denoiser).modules)
 
 
-def _counts(part: Any) -> bool:
-    """Whether an object is part of a network; other callables may be made again in every call."""
-    return isinstance(part, nn.Module | Tensor | np.ndarray)
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # made of others
-        return 0
+def _memory(parts: Iterable[Any]) -> set[int]:
+    """Addresses of tensors, and of the weights of modules."""
+    states = [
+        part.state_dict().values() if isinstance(part, nn.Module) else [part] for part in parts
+    ]
+    tensors = [value for state in states for value in state if isinstance(value, Tensor)]
+    return {tensor.data_ptr() for tensor in tensors if has_memory(tensor)}
 
 
 def _counted(weights: list[Tensor]) -> list[Tensor]:

@@ -272,28 +272,6 @@ def test_a_network_in_the_place_of_a_planner_is_refused() -> None:
         certify(Small())  # type: ignore[arg-type]
 
 
-class Choosy(nn.Module):
-    """Refuses a context that is no mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Small()
-        self.eval()
-
-    def forward(self, x: Tensor, timestep: Tensor, context: Any) -> Tensor:
-        if not bool(((context == 0.0) | (context == 1.0)).all()):
-            raise ValueError("a mask holds zeros and ones")
-        found: Tensor = self.inner(x, timestep, context[:, :4])
-        return found
-
-
-def test_a_network_that_refuses_a_stand_in_has_no_questions() -> None:
-    masks = torch.zeros(72, 200_000, device=DEVICE)
-    masks[:, ::2] = 1.0
-    issued = certify(planner(Choosy()), masks, batch_size=8)
-    assert issued.questions is None and "stand-in" in str(issued.unasked)
-
-
 def test_gradient_guidance_works_in_inference_mode() -> None:
     own = planner()
 

@@ -147,10 +147,11 @@ def test_a_later_schema_is_refused_with_the_way_out(
 def test_a_missing_field_is_named(
     tmp_path: Path, issued: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = issued._json()
+    whole, arrays = issued._fields()
     for name in ("member", "family", "bound_quantile", "unit"):
         partial = {key: value for key, value in whole.items() if key != name}
-        monkeypatch.setattr(Certificate, "_json", lambda self, partial=partial: partial)
+        fields = (partial, arrays)
+        monkeypatch.setattr(Certificate, "_fields", lambda self, fields=fields: fields)
         path = issued.save(tmp_path / "c")
         with pytest.raises(CertificateError, match=f"field '{name}' is missing"):
             Certificate.load(path)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from door_cases import DEVICE, FAMILY, SHAPE, STEPS, Small, certify, contexts, planner
+from door_cases import DEVICE, FAMILY, STEPS, Small, certify, contexts, planner
 from muninn.adapters.call_level import intercept
 from muninn.certify.cached import CachedPlanner, cache
-from muninn.certify.metrics import rms_step
 from muninn.errors import CalibrationError, CertificateError
 from muninn.model.planner import Planner
 from muninn.programs.forecast import Forecast
@@ -135,77 +131,6 @@ def test_an_intercepted_loop_runs_one_row_at_a_time_too() -> None:
 
 
 # -- resumed -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module of the user's own."""
-    (tmp_path / "own_helpers.py").write_text(
-        "SCALE = 1.0\ndef half(x):\n    return 0.5 * x\n", encoding="utf-8"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "own_helpers", raising=False)
-    import own_helpers  # type: ignore[import-not-found]
-
-    module: ModuleType = own_helpers
-    return module
-
-
-@pytest.mark.parametrize("change", ["a number", "a function", "the file"])
-@pytest.mark.parametrize("imported", ["above", "inside"])
-def test_modules_that_a_metric_reads_are_compared(
-    change: str, imported: str, helpers: Any, tmp_path: Path
-) -> None:
-    def above(full: Tensor, cached: Tensor) -> Tensor:
-        found: Tensor = helpers.SCALE * helpers.half(rms_step(full, cached))
-        return found
-
-    def inside(full: Tensor, cached: Tensor) -> Tensor:
-        from own_helpers import SCALE, half
-
-        found: Tensor = SCALE * half(rms_step(full, cached))
-        return found
-
-    metric = above if imported == "above" else inside
-    certify(planner(), metric=metric, resume=tmp_path / "j")
-    certify(planner(), metric=metric, resume=tmp_path / "j")
-    if change == "a number":
-        helpers.SCALE = 1000.0
-    elif change == "a function":
-        helpers.half = lambda x: 1000.0 * x
-    else:
-        (tmp_path / "own_helpers.py").write_text("SCALE = 1000.0\n", encoding="utf-8")
-    with pytest.raises(CalibrationError, match="another calibration: other metric"):
-        certify(planner(), metric=metric, resume=tmp_path / "j")
-
-
-class Listed(list):  # type: ignore[type-arg]
-    """A list that is a metric, with a setting."""
-
-    scale = 1.0
-
-    def __call__(self, full: Tensor, cached: Tensor) -> Tensor:
-        return self.scale * rms_step(full, cached)
-
-
-def test_attributes_of_a_container_are_compared(tmp_path: Path) -> None:
-    metric = Listed([1, 2])
-    certify(planner(), metric=metric, resume=tmp_path / "j")
-    metric.scale = 1000.0
-    with pytest.raises(CalibrationError, match="another calibration: other metric"):
-        certify(planner(), metric=metric, resume=tmp_path / "j")
-
-
-def test_a_metric_that_logs_can_be_resumed(tmp_path: Path) -> None:
-    logger = logging.getLogger("somebody")
-
-    def metric(full: Tensor, cached: Tensor) -> Tensor:
-        logger.debug("measured")
-        return rms_step(full, cached)
-
-    first = certify(planner(), metric=metric, resume=tmp_path / "j")
-    again = certify(planner(), metric=metric, resume=tmp_path / "j")
-    assert again.member == first.member
 
 
 @dataclass
@@ -369,13 +294,3 @@ def test_what_a_network_rewrites_by_itself_loses_no_certificate(
     network.load_state_dict(Lazy().state_dict())
     assert fast(contexts(2), noise=own.draw_noise(2))[1].fallbacks == 0
     assert made == ["", ""]
-
-
-def test_train_mode_is_named_as_such() -> None:
-    network = Small()
-    own: Planner = planner(network)
-    fast = cache(own, certify(own))
-    network.train()
-    with pytest.raises(CertificateError, match="a Small is in train mode"):
-        fast(contexts(1), noise=own.draw_noise(1))
-    assert own.shape == SHAPE

@@ -100,7 +100,7 @@ def test_nothing_is_searched_for_while_nothing_is_replaced(
 ) -> None:
     layers = network()
     addresses = Addresses(layers)
-    monkeypatch.setattr("muninn.identity.addresses.Reach", None)
+    monkeypatch.setattr("muninn.identity.addresses.Snapshot", None)
     layers(torch.zeros(1, 2))
     assert addresses.unchanged()
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -38,17 +36,9 @@ from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Program, Static
 from muninn.record import Record
 from muninn_bench.studies.coverage.mixture import mixture_planner
-from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_planner
 from precision_cases import CUDA, default_precisions
 
 HALF = {"autocast": "bfloat16"}
-ROOT = Path(__file__).parents[3]
-BUNDLED = ROOT / "models" / "maze2d" / "closed_loop.muninn.safetensors"
-COMMITTED = [
-    path
-    for folder in ("models", "results")
-    for path in (ROOT / folder).rglob("*.muninn.safetensors")
-]
 FROM_HALF = "arithmetic: certificate {'autocast': 'bfloat16'}, call plain; call with the"
 FROM_PLAIN = "arithmetic: certificate plain, call {'autocast': 'bfloat16'}; call with the"
 
@@ -290,20 +280,3 @@ def test_a_plain_certificate_does_not_mention_it(
     (tmp_path / "half").write_bytes(named.replace(b"bfloat16", b"afloat16"))
     with pytest.raises(CertificateError, match="field 'checksum'"):
         Certificate.load(tmp_path / "half")
-
-
-@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_committed_certificates_are_what_they_were(path: Path, tmp_path: Path) -> None:
-    committed = Certificate.load(path)
-    assert committed.arithmetic is None
-    assert committed.save(tmp_path / "again").read_bytes() == path.read_bytes()
-
-
-def test_the_bundled_certificate_is_used_without_autocast_only() -> None:
-    fast = cache(maze_planner(bundled_teacher("maze2d")), BUNDLED, on_mismatch="full")
-    for context in (nullcontext(), half()):
-        with context:
-            _, record = fast(torch.zeros(1, 2, 4), generator=generator())
-        cached = isinstance(context, nullcontext)
-        assert (record.fallback[0] is None) == cached
-        assert bool(np.all(record.evaluations < len(fast.planner.sampler))) == cached
