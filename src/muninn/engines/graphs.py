@@ -9,22 +9,24 @@ those are is decided on the device, and the host reads after each round only who
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from muninn.context import Context, copy_into, select
 from muninn.engines.capture import capture
+from muninn.engines.gap import stacked_draws
 from muninn.engines.rounds import RoundRuntime, Rows
 from muninn.engines.run_state import RunState
 from muninn.engines.runtime import Runtime
 from muninn.engines.shapes import Shapes
-from muninn.engines.vector_gap import stacked_draws
 from muninn.errors import DenoiserError, InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Sampler
@@ -63,12 +65,13 @@ def _buffers(sampler: Sampler, noise: Noise, context: Context, spare: int) -> tu
     return needed.select(index), select(context, index)
 
 
-def _fill(buffers: Noise, noise: Noise, into: Context, context: Context) -> None:
-    rows = len(noise.initial)
-    buffers.initial[:rows].copy_(noise.initial, non_blocking=True)
+def _fill(buffers: Noise, into: Context, run: RunState) -> None:
+    """Copy the inputs of a call into the buffers that captured work reads."""
+    rows = len(run.noise.initial)
+    buffers.initial[:rows].copy_(run.noise.initial, non_blocking=True)
     for step, draw in buffers.steps.items():
-        draw[:rows].copy_(noise.steps[step], non_blocking=True)
-    copy_into(into, context)
+        draw[:rows].copy_(run.noise.steps[step], non_blocking=True)
+    copy_into(into, run.context)
 
 
 class Turns:
@@ -98,77 +101,84 @@ class Turns:
             self._lock.release()
 
 
-# -- fixed plans -------------------------------------------------------------------------------
-
-
-@dataclass
-class _Call:
-    """A captured call: its graph, its input buffers and the state that it writes."""
-
-    graph: Any
-    noise: Noise
-    context: Context
-    run: RunState
-
-
-class GraphRuntime(Runtime):
-    """Runs a fixed program (a static plan, or full compute) as one CUDA graph per shape.
+class _InGraphs(Runtime):
+    """Calls as captured work, made once per shape of the inputs; threads take turns.
 
     A call that cannot be captured fails as one whose denoiser fails: full compute, or an error.
-    Calls from several threads take turns.
-
-    Raises:
-        InputError: the planner is not on a CUDA device, or the plan is adaptive.
     """
+
+    _work: ClassVar[Any]  # made of (runtime, noise, context, pool); has replay(run)
 
     def _set_up(self) -> None:
         require_cuda(self.planner)
-        if not self.program.plan.fixed:
-            raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
-        self._calls = Shapes(self.planner, self._capture)
+        super()._set_up()
+        self._captured: Shapes[Any] = Shapes(self.planner, partial(self._work, self))
         self._turns = Turns(self.planner.device)
 
     def forget(self) -> None:
         with self._turns:
-            self._calls.clear()
+            self._captured.clear()
 
-    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
+    def _replayed(self, run: RunState) -> Any:
+        """A copy of what the captured work wrote for the inputs of a call."""
         with self._turns, _ready(self.planner.device):
-            call = self._calls.get(noise, context)
-            _fill(call.noise, noise, call.context, context)
-            if call.run.packed is not None:  # a replay that does nothing fails, as NaN does
-                call.run.packed.fill_(float("nan"))
-            call.graph.replay()
-            run = replace(_own_copy(call.run), meanwhile=run.meanwhile)
-        run.read()
-        return run
+            return self._captured.get(run.noise, run.context).replay(run)
 
-    def _capture(self, noise: Noise, context: Context, pool: Any) -> _Call:
-        buffers, inputs = _buffers(self.planner.sampler, noise, context, 0)
+
+# -- fixed plans -------------------------------------------------------------------------------
+
+
+class _Call:
+    """A captured call: its graph, its input buffers and the state that it writes."""
+
+    def __init__(self, runtime: Runtime, noise: Noise, context: Context, pool: Any) -> None:
+        sampler = runtime.planner.sampler
+        buffers, inputs = self._inputs = _buffers(sampler, noise, context, 0)
 
         def call() -> RunState:
-            run = RunState.blank(buffers.initial, len(self.planner.sampler))
-            self._run(run, buffers, inputs)
+            run = RunState.blank(buffers, inputs, len(sampler))
+            runtime._run(run)
             return run
 
-        graph, run = capture(call, self.planner.device, pool)
-        return _Call(graph, buffers, inputs, run)
+        self._graph, self._run = capture(call, runtime.planner.device, pool)
+
+    def replay(self, run: RunState) -> RunState:
+        """The state of the call ``run``, not yet read by the host."""
+        _fill(*self._inputs, run)
+        wrote, packed = self._run, self._run.packed
+        assert packed is not None  # every row shares the steps of a fixed plan
+        packed.fill_(math.nan)  # a replay that does nothing fails, as NaN does
+        self._graph.replay()
+        return replace(
+            run,
+            after=wrote.after.clone(),
+            evaluations=wrote.evaluations.copy(),
+            evaluated=wrote.evaluated.copy(),
+            charged=wrote.charged.copy(),
+            sums=list(wrote.sums),
+            scales=list(wrote.scales),
+            packed=packed.clone(),
+        )
 
 
-def _own_copy(captured: RunState) -> RunState:
-    """A call's own copy of what the graph wrote."""
-    packed = captured.packed
-    return replace(
-        captured,
-        after=captured.after.clone(),
-        evaluations=captured.evaluations.copy(),
-        evaluated=captured.evaluated.copy(),
-        charged=captured.charged.copy(),
-        failed={},
-        sums=list(captured.sums),
-        scales=list(captured.scales),
-        packed=None if packed is None else packed.clone(),
-    )
+class GraphRuntime(_InGraphs):
+    """Runs a program with a fixed plan as one CUDA graph per shape: the eager loop, captured.
+
+    Raises:
+        InputError: the planner is not on a CUDA device, or the plan is not fixed.
+    """
+
+    _work = _Call
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        if not self.program.plan.fixed:
+            raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
+
+    def _attempt(self, run: RunState) -> RunState:
+        done: RunState = self._replayed(run)
+        done.read()
+        return done
 
 
 # -- adaptive plans ----------------------------------------------------------------------------
@@ -177,7 +187,7 @@ def _own_copy(captured: RunState) -> RunState:
 class _Rounds:
     """Captured rounds of one batch size: state buffers, and a graph per number of rows served.
 
-    Buffers have one row more than the batch, which takes what padded rounds do in vain.
+    Padding writes into one extra row of the buffers, which is discarded.
     """
 
     def __init__(
@@ -200,13 +210,13 @@ class _Rounds:
             graph, _ = capture(one_round, noise.initial.device, pool)
             self._graphs[size] = (graph, active, served)
 
-    def run(self, noise: Noise, context: Context, call: RunState) -> Rows:
+    def replay(self, run: RunState) -> Rows:
         """Rounds until every row is at the end; a copy of their final state.
 
         Raises:
             DenoiserError: the graphs do not bring rows to the end.
         """
-        _fill(self.noise, noise, self.context, context)
+        _fill(self.noise, self.context, run)
         draws = stacked_draws(self._runtime.planner.sampler, self.noise)
         if self._draws is not None and draws is not None:
             self._draws.copy_(draws)
@@ -218,8 +228,8 @@ class _Rounds:
         for _ in range(last + 1):  # every round takes every row it serves at least a step further
             if not active:
                 break
-            self._replay(active)
-            call.use_waiting_time()
+            self._round(active)
+            run.use_waiting_time()
             after = _Read(self.rows.due[: self.count])
             # Every row ends with the last step, so that who takes part in the next round is known
             # from before this one: the host reads that while the device is busy.
@@ -233,7 +243,7 @@ class _Rounds:
         entries = (getattr(self.rows, entry.name)[: self.count].clone() for entry in fields(Rows))
         return Rows(*entries)
 
-    def _replay(self, active: list[int]) -> None:
+    def _round(self, active: list[int]) -> None:
         size = next(size for size in self._graphs if size >= len(active))
         graph, index, served = self._graphs[size]
         padded = active + [self.count] * (size - len(active))
@@ -275,28 +285,15 @@ def _sizes(count: int) -> list[int]:
     return [*sorted(size for size in sizes if size < count), count]
 
 
-class RoundGraphRuntime(RoundRuntime):
+class RoundGraphRuntime(_InGraphs, RoundRuntime):
     """Runs any program in rounds, each a CUDA graph. For adaptive plans, and for batches.
 
     Raises:
-        InputError: the planner is not on a CUDA device.
+        InputError: the planner is not on a CUDA device, or rounds cannot run the program.
     """
 
-    def _set_up(self) -> None:
-        require_cuda(self.planner)
-        super()._set_up()
-        self._captured = Shapes(self.planner, self._capture)
-        self._turns = Turns(self.planner.device)
+    _work = _Rounds
 
-    def forget(self) -> None:
-        with self._turns:
-            self._captured.clear()
-
-    def _capture(self, noise: Noise, context: Context, pool: Any) -> _Rounds:
-        return _Rounds(self, noise, context, pool)
-
-    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
-        with self._turns, _ready(self.planner.device):
-            rows = self._captured.get(noise, context).run(noise, context, run)
-        self._outcome(run, rows)
+    def _attempt(self, run: RunState) -> RunState:
+        self._outcome(run, self._replayed(run))
         return run

@@ -12,7 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Rows = Tensor | slice
+from muninn.context import Context
+from muninn.model.planner import Noise
+
+RowIndex = Tensor | slice
 """An index for rows; a slice where it is all of them, which copies nothing."""
 
 Sums = tuple[int, Sequence[int], Tensor]
@@ -26,8 +29,10 @@ _SUM = torch.float64  # finite terms of any dtype cannot overflow it
 
 @dataclass
 class RunState:
-    """Mutable state of one call of a runtime; lives and dies inside it."""
+    """Inputs and mutable state of one call of a runtime; lives and dies inside it."""
 
+    noise: Noise
+    context: Context
     after: Tensor  # state right after each row's last evaluation; at first x_T
     history: Tensor  # (batch, memory, *shape) fp32, newest last
     nodes: list[tuple[int, ...]]
@@ -43,11 +48,13 @@ class RunState:
     meanwhile: Callable[[], None] | None = None  # what the host does while the device is busy
 
     @classmethod
-    def blank(cls, initial: Tensor, steps: int) -> RunState:
-        """Before the first of ``steps`` steps, where every row is due; ``initial`` is x_T."""
-        rows = len(initial)
+    def blank(cls, noise: Noise, context: Context, steps: int) -> RunState:
+        """Before the first of ``steps`` steps, where every row is due."""
+        rows = len(noise.initial)
         return cls(
-            after=initial,
+            noise,
+            context,
+            after=noise.initial,
             history=torch.empty(0),
             nodes=[()] * rows,
             due=[0] * rows,
@@ -58,21 +65,19 @@ class RunState:
 
     # -- rows --------------------------------------------------------------------------------
 
-    def numbers(self, members: Rows) -> Sequence[int]:
+    def numbers(self, members: RowIndex) -> Sequence[int]:
         """The row numbers behind an index."""
         return range(len(self.after)) if isinstance(members, slice) else members.tolist()
 
-    def groups(self, rows: list[int]) -> list[tuple[tuple[int, ...], Rows]]:
+    def groups(self, rows: list[int]) -> list[tuple[tuple[int, ...], RowIndex]]:
         """Rows with equal evaluation history share their weights, so they move together."""
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for row in rows:
             groups[self.nodes[row]].append(row)
-        return [(nodes, self._index(members)) for nodes, members in groups.items()]
-
-    def _index(self, rows: list[int]) -> Rows:
-        if len(rows) == len(self.after):
-            return slice(None)
-        return torch.tensor(rows, device=self.after.device)
+        if len(groups) == 1 and len(rows) == len(self.after):
+            return [(self.nodes[rows[0]], slice(None))]
+        device = self.after.device
+        return [(nodes, torch.tensor(own, device=device)) for nodes, own in groups.items()]
 
     # -- what stays on the device until it is read ---------------------------------------------
 

@@ -11,7 +11,6 @@ not only the network's own. That is what lets a forecast live in the quantity th
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -28,10 +27,6 @@ from muninn.model.schedule import FloatArray
 Kind = Literal["epsilon", "sample", "v", "velocity"]
 DIFFUSION_KINDS: tuple[Kind, ...] = ("epsilon", "sample", "v")
 FLOW_KINDS: tuple[Kind, ...] = ("epsilon", "sample", "velocity")
-
-
-Collapsed = tuple[float, tuple[float, ...]]
-"""Weight of the state before several steps, and of the prediction of each, in the state after."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,6 @@ class Sampler:
         self.keep_epsilon = keep_epsilon
         self._details = dict(details or {})
         self.velocity_sign = velocity_sign
-        self.collapse = functools.lru_cache(maxsize=16384)(self._collapse)
         self._updates = {k: [self._update(step, k) for step in self.steps] for k in self.kinds}
         table = repr([astuple(step) for step in self.steps]) + repr(velocity_sign)
         self._digest = hashlib.sha256(table.encode()).hexdigest()[:16]
@@ -123,13 +117,6 @@ class Sampler:
         if getattr(self, "_frozen", False):
             raise InputError(f"a sampler is fixed once it is made; build another one for {name}")
         super().__setattr__(name, value)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "collapse"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        collapse = functools.lru_cache(maxsize=16384)(self._collapse)
-        vars(self).update(state, collapse=collapse)
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -175,11 +162,12 @@ class Sampler:
             return 1.0, self.velocity_sign * step.signal
         return 1.0 / step.noise, -step.signal / step.noise
 
-    def _conversion(self, step: Step, source: Kind, target: Kind) -> tuple[float, float]:
-        """(u, w) with target = u * x + w * source at this step."""
-        if source == target:
+    def conversion(self, index: int, target: Kind) -> tuple[float, float]:
+        """(u, w) with ``target = u * x + w * prediction`` for the network's own prediction."""
+        if target == self.kind:
             return 0.0, 1.0
-        sample, epsilon = self._to_sample(step, source), self._to_epsilon(step, source)
+        step = self.steps[index]
+        sample, epsilon = self._to_sample(step, self.kind), self._to_epsilon(step, self.kind)
         if target == "sample":
             return sample
         if target == "epsilon":
@@ -195,7 +183,7 @@ class Sampler:
 
     def convert(self, x: Tensor, prediction: Tensor, index: int, target: Kind) -> Tensor:
         """The network's prediction at state ``x`` of step ``index``, as quantity ``target``."""
-        from_state, from_prediction = self._conversion(self.steps[index], self.kind, target)
+        from_state, from_prediction = self.conversion(index, target)
         if from_state == 0.0:
             return prediction if from_prediction == 1.0 else prediction * from_prediction
         return (x * from_state).add_(prediction, alpha=from_prediction)
@@ -296,30 +284,6 @@ class Sampler:
             update.clipped_from_state,
             update.clipped_from_prediction,
         )
-
-    def conversion(self, index: int, target: Kind) -> tuple[float, float]:
-        """(u, w) with ``target = u * x + w * prediction`` for the network's own prediction."""
-        return self._conversion(self.steps[index], self.kind, target)
-
-    def _collapse(self, first: int, until: int, kind: Kind) -> Collapsed | None:
-        """Steps ``first`` to ``until - 1`` as ``carry * x + sum of effect * prediction``.
-
-        Predictions of ``kind`` are clipped before they enter, where the sampler clips. None where
-        a step adds noise or its clipping depends on the state.
-        """
-        carry, effects = 1.0, []
-        for index in reversed(range(first, until)):
-            update = self._updates[kind][index]
-            if self.steps[index].draws_noise:
-                return None
-            state, prediction = update.state, update.prediction
-            if self.clip is not None:
-                if update.sample_from_state != 0.0 or update.clipped_from_prediction != 0.0:
-                    return None
-                state, prediction = update.clipped_from_state, update.clipped_from_sample
-            effects.append(prediction * carry)
-            carry *= state
-        return carry, tuple(reversed(effects))
 
     # -- coefficients of the published analysis ------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""Which steps to evaluate: static plans, adaptive gates, and families ordered by aggressiveness."""
+"""Which steps to evaluate: static plans, adaptive gates, and families ordered by aggressiveness.
+
+A *plan* is a pattern of evaluated steps; what a robot follows is a trajectory.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,26 @@ import numpy as np
 from muninn.errors import InputError
 from muninn.model.sampler import Kind
 from muninn.model.schedule import FloatArray
-from muninn.programs.forecast import Forecast
+from muninn.programs.forecast import FORECASTS, AnyForecast, Forecast
+from muninn.programs.kinds import Kinds
 
 
 class Plan(Protocol):
-    """Names the next step to evaluate, for one trajectory, right after an evaluation.
+    """What an engine needs of a plan: the next step to evaluate, right after an evaluation.
 
-    ``fixed`` says that it does not depend on the trajectory: nothing need be read from a device.
+    Attributes:
+        fixed: the plan does not depend on the trajectory: nothing need be read from a device.
+        emphasis: weight of the error estimate at the noisy end, ``exp(emphasis)`` at the first
+            step and 1 at the last.
     """
 
     fixed: ClassVar[bool]
 
+    @property
+    def emphasis(self) -> float: ...
+
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """The next step to evaluate, in (step, steps).
+        """The next step to evaluate, in (step, steps), for one trajectory.
 
         Args:
             step: the step just evaluated.
@@ -41,11 +51,23 @@ class Plan(Protocol):
         ...
 
 
+PLANS = Kinds[Plan]("plan")
+
+
+def next_step(
+    plan: Plan, step: int, steps: int, used: int, growth: FloatArray, scale: float
+) -> int:
+    """The step that :meth:`Plan.next` names, kept after ``step`` and within the sampler."""
+    return min(max(plan.next(step, steps, used, growth, scale), step + 1), steps - 1)
+
+
+@PLANS.register("everywhere")
 @dataclass(frozen=True)
 class Everywhere:
     """Full compute: the denoiser at every step. Member 0 of every family."""
 
     fixed: ClassVar[bool] = True
+    emphasis: ClassVar[float] = 0.0
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
         """The following step."""
@@ -53,9 +75,10 @@ class Everywhere:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a certificate."""
-        return {"plan": "everywhere"}
+        return PLANS.to_json(self)
 
 
+@PLANS.register("static")
 @dataclass(frozen=True)
 class Static:
     """Evaluations at fixed steps, the same for every trajectory.
@@ -65,6 +88,7 @@ class Static:
     """
 
     fixed: ClassVar[bool] = True
+    emphasis: ClassVar[float] = 0.0
     anchors: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -83,9 +107,10 @@ class Static:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a certificate."""
-        return {"plan": "static", "anchors": list(self.anchors)}
+        return PLANS.to_json(self)
 
 
+@PLANS.register("adaptive")
 @dataclass(frozen=True)
 class Adaptive:
     """Evaluates as soon as the accumulated error estimate passes a threshold.
@@ -132,37 +157,14 @@ class Adaptive:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a certificate."""
-        return {
-            "plan": "adaptive",
-            "threshold": self.threshold,
-            "dense": self.dense,
-            "longest": self.longest,
-            "cap": self.cap,
-            "emphasis": self.emphasis,
-        }
-
-
-def plan_from_json(data: dict[str, Any]) -> Plan:
-    """The plan that :meth:`Plan.to_json` described."""
-    fields = dict(data)
-    name = fields.pop("plan", None)
-    try:
-        if name == "everywhere":
-            return Everywhere(**fields)
-        if name == "static":
-            return Static(**fields)
-        if name == "adaptive":
-            return Adaptive(**fields)
-    except TypeError as error:
-        raise InputError(f"malformed {name} plan {fields}: {error}") from error
-    raise InputError(f"unknown plan {name!r}; known are everywhere, static and adaptive")
+        return PLANS.to_json(self)
 
 
 @dataclass(frozen=True)
 class Program:
     """One deployable way to run a planner: a forecast and a plan."""
 
-    forecast: Forecast
+    forecast: AnyForecast
     plan: Plan
 
     @classmethod
@@ -181,7 +183,7 @@ class Family:
         name: ``static`` or ``adaptive``, for people.
     """
 
-    forecast: Forecast
+    forecast: AnyForecast
     plans: tuple[Plan, ...]
     name: str
 
@@ -209,5 +211,5 @@ class Family:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Family:
         """The family that :meth:`to_json` described."""
-        plans = tuple(plan_from_json(plan) for plan in data["plans"])
-        return cls(Forecast(**data["forecast"]), plans, data["name"])
+        plans = tuple(PLANS.from_json(plan) for plan in data["plans"])
+        return cls(FORECASTS.from_json(data["forecast"]), plans, data["name"])

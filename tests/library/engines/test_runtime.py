@@ -157,6 +157,7 @@ class Stuck:
     """A plan that names a step already done."""
 
     fixed = False
+    emphasis = 0.0
 
     def next(self, step: int, steps: int, used: int, growth: object, scale: float) -> int:
         return 0

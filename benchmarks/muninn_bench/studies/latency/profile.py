@@ -22,10 +22,10 @@ import torch
 
 import muninn.engines.rounds
 import muninn.engines.runtime
+from muninn.engines.gap import StepTable
 from muninn.engines.rounds import RoundRuntime
 from muninn.engines.run_state import RunState
 from muninn.engines.runtime import Runtime
-from muninn.engines.vector_gap import StepTable
 from muninn.model.sampler import Sampler
 from muninn.progress import Task
 from muninn_bench.measure.machine import synchronise

@@ -1,4 +1,4 @@
-"""The gap of :mod:`muninn.engines.vector_gap` as one Triton kernel."""
+""":func:`muninn.engines.gap.vector_gap` as one Triton kernel."""
 
 # mypy: disable-error-code="import-not-found, no-untyped-call, no-untyped-def, untyped-decorator"
 # mypy: disable-error-code="unused-ignore"
@@ -84,7 +84,7 @@ def run_gaps(
     until: Tensor,
     noise: Tensor | None,
 ) -> Tensor:
-    """:func:`muninn.engines.vector_gap.vector_gap` in one launch; reads nothing on the host."""
+    """:func:`muninn.engines.gap.vector_gap` in one launch; reads nothing on the host."""
     size = x[0].numel()
     state = x.float().contiguous()
     out = torch.empty_like(state)

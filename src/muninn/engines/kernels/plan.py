@@ -1,4 +1,4 @@
-"""Planning ahead in :mod:`muninn.engines.rounds` as one Triton kernel.
+"""Which step each row evaluates next, in :mod:`muninn.engines.rounds`, as one Triton kernel.
 
 As separate operations it is some sixty kernels of a few numbers each, which at batch 1 cost more
 than all forecasts of a call.
@@ -101,37 +101,30 @@ def _plan(
 
 def plan_rows(runtime: Any, rows: Any, active: Tensor, step: Tensor) -> bool:
     """:meth:`muninn.engines.rounds.RoundRuntime._plan` in one launch; reads nothing on the host."""
-    plan, fixed = runtime.program.plan, runtime._next is not None
-    steps = len(runtime._places)
+    plan, fixed, steps = runtime.program.plan, runtime._next is not None, len(runtime._places)
     with torch.cuda.device_of(active):
-        _launch(plan, fixed, steps, runtime, rows, active, step)
+        _plan[(len(active),)](
+            rows.history,
+            rows.nodes,
+            rows.count,
+            rows.used,
+            rows.due,
+            rows.charged,
+            active,
+            step,
+            runtime._places,
+            runtime._weights,
+            runtime._next if fixed else step,
+            rows.history[0, 0].numel(),
+            steps,
+            runtime._limits,
+            0 if fixed else plan.dense,
+            0 if fixed else plan.longest,
+            0 if fixed else plan.cap,
+            DEGREE=runtime._degree,
+            MEMORY=rows.nodes.shape[1],
+            FIXED=fixed,
+            STEPS=triton.next_power_of_2(steps),
+            BLOCK=BLOCK,
+        )
     return True
-
-
-def _launch(
-    plan: Any, fixed: bool, steps: int, runtime: Any, rows: Any, active: Tensor, step: Tensor
-) -> None:
-    _plan[(len(active),)](
-        rows.history,
-        rows.nodes,
-        rows.count,
-        rows.used,
-        rows.due,
-        rows.charged,
-        active,
-        step,
-        runtime._places,
-        runtime._weights,
-        runtime._next if fixed else step,
-        rows.history[0, 0].numel(),
-        steps,
-        runtime._limits,
-        0 if fixed else plan.dense,
-        0 if fixed else plan.longest,
-        0 if fixed else plan.cap,
-        DEGREE=max(runtime.program.forecast.order, 1),
-        MEMORY=rows.nodes.shape[1],
-        FIXED=fixed,
-        STEPS=triton.next_power_of_2(steps),
-        BLOCK=BLOCK,
-    )
