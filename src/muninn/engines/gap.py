@@ -124,7 +124,8 @@ def difference_size(
     if weights is None:
         return None
     difference = weighted_sum(weights, values).flatten(1)
-    return torch.linalg.vector_norm(difference, dim=1) / horizon**0.5
+    size: Tensor = torch.linalg.vector_norm(difference, dim=1) / horizon**0.5
+    return size
 
 
 # -- rows with a history each ----------------------------------------------------------------------
