@@ -29,7 +29,7 @@ from muninn.errors import InputError
 from muninn.model.denoiser import in_own_loop
 from muninn.model.planner import Planner
 from muninn.programs.forecast import weighted_sum
-from muninn.programs.plan import Everywhere, Program, next_step
+from muninn.programs.plan import Everywhere, Program
 from muninn.record import Record
 
 Read = Callable[..., tuple[Tensor, Any]]
@@ -241,7 +241,7 @@ class Interceptor:
         scale = math.nan
         if size is not None and not self._plan.fixed and len(run.nodes) == memory:
             scale = float(size)
-        run.due = next_step(self._plan, step, steps, run.evaluations, growth, scale)
+        run.due = self._plan.within(step, steps, run.evaluations, growth, scale)
         if size is not None and run.due > step + 1:
             run.charged.append((size, float(growth[run.due - 1])))
         return None

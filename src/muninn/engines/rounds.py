@@ -22,8 +22,9 @@ from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.denoiser import check_prediction
 from muninn.model.planner import Noise
-from muninn.programs.forecast import FORECASTS, Forecast, error_weights
-from muninn.programs.plan import PLANS, Adaptive, Everywhere, Static, next_step
+from muninn.programs.forecast import Forecast, error_weights
+from muninn.programs.kinds import Part
+from muninn.programs.plan import Adaptive, Everywhere, Static
 
 PLAN = OptionalKernel("plan", "plan_rows")
 
@@ -78,9 +79,9 @@ class RoundRuntime(Runtime):
     def _set_up(self) -> None:
         planner, plan, forecast = self.planner, self.program.plan, self.program.forecast
         if type(plan) not in (Everywhere, Static, Adaptive):
-            raise _cannot_run("everywhere, static and adaptive plans", PLANS.name(plan))
+            raise _cannot_run("everywhere, static and adaptive plans", plan)
         if type(forecast) is not Forecast:
-            raise _cannot_run("polynomial forecasts", FORECASTS.name(forecast))
+            raise _cannot_run("polynomial forecasts", forecast)
         sampler, device, quantity = planner.sampler, planner.device, forecast.quantity
         steps = range(len(sampler))
         exact = torch.float64 if planner.dtype == torch.float64 else torch.float32
@@ -96,7 +97,7 @@ class RoundRuntime(Runtime):
         self._next: Tensor | None = None  # the step after each step, where the plan fixes it
         if plan.fixed:
             blank = np.zeros(len(sampler))
-            named = [next_step(plan, step, len(sampler), 1, blank, np.nan) for step in steps]
+            named = [plan.within(step, len(sampler), 1, blank, np.nan) for step in steps]
             self._next = torch.tensor(named, device=device)
         self._true = torch.tensor(True, device=device)
         self._per_step = planner.shape[0] ** -0.5
@@ -264,5 +265,6 @@ class RoundRuntime(Runtime):
                 run.failed[row] = "the denoiser returned NaN or Inf"
 
 
-def _cannot_run(known: str, kind: str) -> InputError:
-    return InputError(f"the batched engine (rounds) runs {known}, not {kind}; use engine='eager'")
+def _cannot_run(known: str, part: Part) -> InputError:
+    seen = f"{type(part).__name__} (kind {part.kind!r})"
+    return InputError(f"the batched engine runs {known}, not {seen}; use engine='eager'")

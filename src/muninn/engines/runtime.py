@@ -24,7 +24,7 @@ from muninn.errors import DenoiserError, InputError
 from muninn.model.denoiser import Denoiser, check_prediction, own_loop
 from muninn.model.planner import Noise, Planner
 from muninn.programs.forecast import GapWeights
-from muninn.programs.plan import Program, Static, next_step
+from muninn.programs.plan import Program, Static
 from muninn.record import Record
 
 OnFailure = Literal["full", "error"]
@@ -229,7 +229,7 @@ class Runtime:
         for row in rows:
             run.nodes[row] = nodes
         if plan.fixed:
-            due = next_step(plan, step, steps, int(run.evaluations[rows[0]]), growth, math.nan)
+            due = plan.within(step, steps, int(run.evaluations[rows[0]]), growth, math.nan)
             for row in rows:
                 run.due[row] = due
             if sizes is not None and due > step + 1:
@@ -243,7 +243,7 @@ class Runtime:
                 run.due[row] = steps
                 continue
             used, shown = int(run.evaluations[row]), scale if ready else math.nan
-            run.due[row] = due = next_step(plan, step, steps, used, growth, shown)
+            run.due[row] = due = plan.within(step, steps, used, growth, shown)
             if due > step + 1 and sizes is not None:
                 run.charged[row, step] = scale * float(growth[due - 1])
 

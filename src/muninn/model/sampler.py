@@ -53,17 +53,9 @@ class Step:
     draws_noise: bool = False
 
 
-@dataclass(frozen=True)
-class _Update:
-    """A step specialised to one kind of prediction p, with and without clipping of x0."""
-
-    state: float
-    prediction: float
-    sample_from_state: float
-    sample_from_prediction: float
-    clipped_from_sample: float
-    clipped_from_state: float
-    clipped_from_prediction: float
+Affine = tuple[float, float, float, float, float]
+"""A step for one kind of prediction p: x0 from (x, p), and the next state from (clipped x0, x, p).
+Without clipping x0 does not enter: the third number is 0."""
 
 
 class Sampler:
@@ -108,7 +100,7 @@ class Sampler:
         self.keep_epsilon = keep_epsilon
         self._details = dict(details or {})
         self.velocity_sign = velocity_sign
-        self._updates = {k: [self._update(step, k) for step in self.steps] for k in self.kinds}
+        self._affine = {k: [self._merge(step, k) for step in self.steps] for k in self.kinds}
         table = repr([astuple(step) for step in self.steps]) + repr(velocity_sign)
         self._digest = hashlib.sha256(table.encode()).hexdigest()[:16]
         self._frozen = True
@@ -190,28 +182,29 @@ class Sampler:
 
     # -- the step ----------------------------------------------------------------------------
 
-    def _update(self, step: Step, kind: Kind) -> _Update:
+    def _unclipped(self, step: Step, kind: Kind) -> tuple[float, float]:
+        """Weights of the state and of a prediction in the next state, without clipping."""
         sample_x, sample_p = self._to_sample(step, kind)
         epsilon_x, epsilon_p = self._to_epsilon(step, kind)
-        if self.keep_epsilon:
-            clipped = (
-                step.from_sample,
-                step.from_state + step.from_epsilon * epsilon_x,
-                step.from_epsilon * epsilon_p,
-            )
-        else:
-            clipped = (
-                step.from_sample - step.from_epsilon * step.signal / step.noise,
-                step.from_state + step.from_epsilon / step.noise,
-                0.0,
-            )
-        return _Update(
+        return (
             step.from_state + step.from_sample * sample_x + step.from_epsilon * epsilon_x,
             step.from_sample * sample_p + step.from_epsilon * epsilon_p,
-            sample_x,
-            sample_p,
-            *clipped,
         )
+
+    def _merge(self, step: Step, kind: Kind) -> Affine:
+        sample = self._to_sample(step, kind)
+        if self.clip is None:
+            return (*sample, 0.0, *self._unclipped(step, kind))
+        if self.keep_epsilon:
+            epsilon_x, epsilon_p = self._to_epsilon(step, kind)
+            from_state = step.from_state + step.from_epsilon * epsilon_x
+            return (*sample, step.from_sample, from_state, step.from_epsilon * epsilon_p)
+        from_sample = step.from_sample - step.from_epsilon * step.signal / step.noise
+        return (*sample, from_sample, step.from_state + step.from_epsilon / step.noise, 0.0)
+
+    def affine(self, index: int, kind: Kind) -> Affine:
+        """A step as numbers, for one kind of prediction."""
+        return self._affine[kind][index]
 
     def step(
         self,
@@ -221,17 +214,12 @@ class Sampler:
         noise: Tensor | None = None,
         kind: Kind | None = None,
     ) -> Tensor:
-        """Next state from ``x`` (batch, ...) and a prediction of the given kind.
+        """Next state from ``x`` (batch, ...) before step ``index`` and a prediction of its shape.
 
-        Args:
-            x: state before step ``index``; never written to.
-            prediction: same shape as ``x``; never written to.
-            index: position in the sequence, 0 is the noisiest step.
-            noise: this step's draw; required where ``steps[index].draws_noise``.
-            kind: parameterisation of ``prediction``; the network's own by default.
+        Neither is written to. ``kind`` is what the prediction is; the network's own by default.
 
         Raises:
-            InputError: a noise draw is required and there is none.
+            InputError: the step draws noise and there is none.
         """
         if prediction.dtype != x.dtype:
             prediction = prediction.to(x.dtype)
@@ -244,46 +232,25 @@ class Sampler:
         return self._merged_step(x, prediction, index, noise, kind)
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
-        """A step with the network's own kind; overridden where a framework rounds in its own way.
-
-        ``prediction`` has the dtype of ``x``; ``noise`` is None where the step draws none.
-        """
+        """A step with the network's own kind and dtype, for frameworks that round differently."""
         return self._merged_step(x, prediction, index, noise, self.kind)
 
     def _merged_step(
         self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None, kind: Kind
     ) -> Tensor:
         """A step with the merged coefficients of the table."""
-        update = self._updates[kind][index]
+        sample_x, sample_p, from_sample, from_state, from_prediction = self._affine[kind][index]
         if self.clip is None:
-            after = torch.mul(x, update.state).add_(prediction, alpha=update.prediction)
+            after = torch.mul(x, from_state).add_(prediction, alpha=from_prediction)
         else:
             sample = prediction
-            if update.sample_from_state != 0.0:
-                sample = (x * update.sample_from_state).add_(
-                    prediction, alpha=update.sample_from_prediction
-                )
-            after = sample.clamp(-self.clip, self.clip).mul_(update.clipped_from_sample)
-            after.add_(x, alpha=update.clipped_from_state)
-            if update.clipped_from_prediction != 0.0:
-                after.add_(prediction, alpha=update.clipped_from_prediction)
+            if sample_x != 0.0:
+                sample = (x * sample_x).add_(prediction, alpha=sample_p)
+            after = sample.clamp(-self.clip, self.clip).mul_(from_sample)
+            after.add_(x, alpha=from_state)
+            if from_prediction != 0.0:
+                after.add_(prediction, alpha=from_prediction)
         return after if noise is None else after.add_(noise, alpha=self.steps[index].from_noise)
-
-    def affine(self, index: int, kind: Kind) -> tuple[float, float, float, float, float]:
-        """A step as numbers: x0 from (x, p), and the next state from (clipped x0, x, p).
-
-        Without clipping x0 does not enter: the third number is 0.
-        """
-        update = self._updates[kind][index]
-        sample = (update.sample_from_state, update.sample_from_prediction)
-        if self.clip is None:
-            return (*sample, 0.0, update.state, update.prediction)
-        return (
-            *sample,
-            update.clipped_from_sample,
-            update.clipped_from_state,
-            update.clipped_from_prediction,
-        )
 
     # -- coefficients of the published analysis ------------------------------------------------
 
@@ -292,12 +259,10 @@ class Sampler:
 
         With clipping the step is piecewise affine; the larger slope of the pieces is returned.
         """
-        update = self._updates[kind or self.kind][index]
-        state, prediction = abs(update.state), abs(update.prediction)
-        if self.clip is not None:
-            state = max(state, abs(update.clipped_from_state))
-            prediction = max(prediction, abs(update.clipped_from_prediction))
-        return state, prediction
+        kind = kind or self.kind
+        state, prediction = self._unclipped(self.steps[index], kind)
+        _, _, _, clipped_state, clipped_prediction = self._affine[kind][index]
+        return max(abs(state), abs(clipped_state)), max(abs(prediction), abs(clipped_prediction))
 
     def sensitivity(self, kind: Kind | None = None) -> FloatArray:
         """Path coefficients L_t = L'_t * prod of later K, (steps,), accumulated in log space."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from muninn.errors import InputError
 from muninn.model.sampler import Kind, Sampler
 from muninn.model.schedule import FloatArray
-from muninn.programs.kinds import Kinds
+from muninn.programs.kinds import Part
 
 ORDERS = (0, 1, 2, 3)
 
@@ -54,18 +54,17 @@ class Forecaster(Protocol):
         ...
 
 
-class AnyForecast(Protocol):
-    """A forecast of any kind: its values, and how it is bound to a sampler."""
+class AnyForecast(Part):
+    """A forecast of any kind: what an engine needs of it.
 
-    @property
-    def quantity(self) -> Kind:
-        """Parameterisation in which the forecast lives."""
-        ...
+    Attributes:
+        quantity: parameterisation in which the forecast lives.
+        look_back: whether gaps are replayed with interpolated predictions.
+    """
 
-    @property
-    def look_back(self) -> bool:
-        """Whether gaps are replayed with interpolated predictions."""
-        ...
+    part, unnamed, kinds = "forecast", "polynomial", {}
+    quantity: Kind
+    look_back: bool
 
     def bind(self, sampler: Sampler, emphasis: float = 0.0) -> Forecaster:
         """The weights for a sampler; a plan's ``emphasis`` enters the error estimate.
@@ -73,25 +72,15 @@ class AnyForecast(Protocol):
         Raises:
             InputError: the sampler does not know the quantity.
         """
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        ...
+        raise NotImplementedError
 
 
-FORECASTS = Kinds[AnyForecast]("forecast", unnamed="polynomial")
-
-
-@FORECASTS.register("polynomial")
 @dataclass(frozen=True)
-class Forecast:
+class Forecast(AnyForecast, kind="polynomial"):
     """The polynomial through the last evaluated predictions.
 
     Attributes:
-        quantity: parameterisation in which the forecast lives.
         order: 0 holds the last value (the paper's reuse), 1 is linear, 2 quadratic, 3 cubic.
-        look_back: whether gaps are replayed with interpolated predictions.
     """
 
     quantity: Kind
@@ -106,12 +95,7 @@ class Forecast:
         return f"{self.quantity}, order {self.order}, look-back {'on' if self.look_back else 'off'}"
 
     def bind(self, sampler: Sampler, emphasis: float = 0.0) -> Forecaster:
-        """Lagrange weights for a sampler."""
         return _Polynomials(self, sampler, emphasis)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        return FORECASTS.to_json(self)
 
 
 def smooth_variable(sampler: Sampler) -> FloatArray:
@@ -173,7 +157,7 @@ def weighted_sum(weights: tuple[float, ...], values: list[Tensor]) -> Tensor:
 
 
 class _Polynomials:
-    """The forecaster of :class:`Forecast`."""
+    """The forecaster of :class:`Forecast`: every table of weights is computed once."""
 
     def __init__(self, forecast: Forecast, sampler: Sampler, emphasis: float) -> None:
         if forecast.quantity not in sampler.kinds:
@@ -185,16 +169,13 @@ class _Polynomials:
         self._degree = self.memory - 1
         self._variable = smooth_variable(sampler)
         self._error_weights = error_weights(sampler, forecast.quantity, emphasis)
-        # Samplers are short and calls many: every table of weights is computed once.
         for method in (self.extrapolate, self.interpolate, self.difference, self.growth):
             setattr(self, method.__name__, functools.lru_cache(maxsize=4096)(method))
 
     def extrapolate(self, nodes: tuple[int, ...], until: int) -> GapWeights:
-        """The polynomial through the last order + 1 nodes."""
         return self._polynomial(nodes[-self._used :], nodes[-1], until)
 
     def interpolate(self, nodes: tuple[int, ...], new: int) -> GapWeights:
-        """The polynomial through order + 2 nodes, step ``new`` among them."""
         return self._polynomial((*nodes[-self._used :], new), nodes[-1], new)
 
     def _polynomial(self, used: tuple[int, ...], after: int, until: int) -> GapWeights:
@@ -203,10 +184,10 @@ class _Polynomials:
         return tuple(tuple(row) for row in weights.tolist())
 
     def difference(self, nodes: tuple[int, ...]) -> tuple[float, ...] | None:
-        """Weights of the highest divided difference, or None with one node.
+        """Weights of the highest divided difference.
 
-        It is what the forecast of order k has and that of order k - 1 has not (for order 0:
-        linear against hold), up to the polynomial factor in :meth:`growth`.
+        The forecast of order k has it and that of order k - 1 has not (for order 0: linear
+        against hold), up to the polynomial factor in :meth:`growth`.
         """
         at = self._variable[list(nodes[-(self._degree + 1) :])].tolist()
         if len(at) < 2:
@@ -214,10 +195,8 @@ class _Polynomials:
         return tuple(1.0 / math.prod(here - other for other in at if other != here) for here in at)
 
     def growth(self, nodes: tuple[int, ...]) -> FloatArray:
-        """The embedded error estimate, which costs no evaluation.
-
-        Entry m is the weighted sum of ``|forecast_k - forecast_{k-1}|`` over the steps from the
-        one after the last node up to m, per unit of divided difference.
+        """The embedded error estimate: entry m is the weighted sum of
+        ``|forecast_k - forecast_{k-1}|`` over the steps after the last node, up to m.
         """
         degree = min(self._degree, len(nodes) - 1)
         factor = np.ones_like(self._variable)

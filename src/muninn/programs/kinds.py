@@ -3,71 +3,56 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from muninn.errors import InputError
 
-Part = TypeVar("Part")
-Class = TypeVar("Class", bound=type)
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-class Kinds(Generic[Part]):
-    """All kinds of one part of a program, by name.
+class Part:
+    """A part of a program: a plan or a forecast.
 
-    A new kind is a frozen dataclass of plain values that follows the part's protocol, decorated
-    with :meth:`register`. Engines refuse kinds that they have no code for.
+    A kind of it is a frozen dataclass of plain values; ``kind="..."`` in its class statement
+    registers it under that name. Engines refuse kinds that they have no code for.
 
-    Args:
+    Attributes:
         part: ``plan`` or ``forecast``; in JSON the key of the kind's name.
         unnamed: the kind whose JSON has no name, because it was once the only one.
     """
 
-    def __init__(self, part: str, unnamed: str | None = None) -> None:
-        self.part = part
-        self._unnamed = unnamed
-        self._classes: dict[str, Any] = {}
+    part: ClassVar[str]
+    unnamed: ClassVar[str | None] = None
+    kinds: ClassVar[dict[str, Any]]
+    kind: ClassVar[str] = "not registered"
 
-    def register(self, name: str) -> Callable[[Class], Class]:
-        """Class decorator that makes a dataclass the kind ``name``.
+    def __init_subclass__(cls, kind: str | None = None) -> None:
+        if kind is not None:
+            if kind in cls.kinds:
+                raise InputError(f"there is a {cls.part} of kind {kind!r} already")
+            cls.kind, cls.kinds[kind] = kind, cls
 
-        Raises:
-            InputError: another class has the name.
-        """
-
-        def add(made: Class) -> Class:
-            if name in self._classes:
-                raise InputError(f"there is a {self.part} of kind {name!r} already")
-            self._classes[name] = made
-            return made
-
-        return add
-
-    def name(self, part: Part) -> str:
-        """The name of a part's kind; that of its class where it is not registered."""
-        names = (name for name, made in self._classes.items() if made is type(part))
-        return next(names, type(part).__name__)
-
-    def to_json(self, part: Part) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Plain values for a certificate, with the name of the kind."""
-        name = self.name(part)
-        tag = {} if name == self._unnamed else {self.part: name}
-        return {**tag, **json.loads(json.dumps(asdict(part)))}  # type: ignore[call-overload]
+        tag = {} if self.kind == self.unnamed else {self.part: self.kind}
+        return {**tag, **json.loads(json.dumps(asdict(self)))}  # type: ignore[call-overload]
 
-    def from_json(self, data: dict[str, Any]) -> Part:
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
         """The part that :meth:`to_json` described.
 
         Raises:
             InputError: the kind is unknown, or its values are not those of the kind.
         """
         values = dict(data)
-        name = values.pop(self.part, self._unnamed)
-        if name not in self._classes:
-            known = ", ".join(self._classes)
-            raise InputError(f"unknown kind of {self.part} {name!r}; known are {known}")
+        kind = values.pop(cls.part, cls.unnamed)
+        if kind not in cls.kinds:
+            known = ", ".join(cls.kinds)
+            raise InputError(f"unknown kind of {cls.part} {kind!r}; known are {known}")
         try:
-            made: Part = self._classes[name](**values)
+            made: Self = cls.kinds[kind](**values)
         except TypeError as error:
-            raise InputError(f"malformed {name} {self.part} {values}: {error}") from error
+            raise InputError(f"malformed {kind} {cls.part} {values}: {error}") from error
         return made

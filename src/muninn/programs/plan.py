@@ -8,33 +8,32 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from muninn.errors import InputError
 from muninn.model.sampler import Kind
 from muninn.model.schedule import FloatArray
-from muninn.programs.forecast import FORECASTS, AnyForecast, Forecast
-from muninn.programs.kinds import Kinds
+from muninn.programs.forecast import AnyForecast, Forecast
+from muninn.programs.kinds import Part
 
 
-class Plan(Protocol):
-    """What an engine needs of a plan: the next step to evaluate, right after an evaluation.
+class Plan(Part):
+    """A plan of any kind: what an engine needs of it.
 
     Attributes:
         fixed: the plan does not depend on the trajectory: nothing need be read from a device.
         emphasis: weight of the error estimate at the noisy end, ``exp(emphasis)`` at the first
-            step and 1 at the last.
+            step and 1 at the last; below 0 where later evaluations repair early errors.
     """
 
+    part, kinds = "plan", {}
     fixed: ClassVar[bool]
-
-    @property
-    def emphasis(self) -> float: ...
+    emphasis: float = 0.0
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """The next step to evaluate, in (step, steps), for one trajectory.
+        """The next step to evaluate, in (step, steps), for one trajectory that was evaluated.
 
         Args:
             step: the step just evaluated.
@@ -44,43 +43,25 @@ class Plan(Protocol):
             scale: size of the highest divided difference; NaN while the history is too short for
                 the forecast's order.
         """
-        ...
+        raise NotImplementedError
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        ...
-
-
-PLANS = Kinds[Plan]("plan")
+    def within(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
+        """:meth:`next`, kept after ``step`` and within the sampler."""
+        return min(max(self.next(step, steps, used, growth, scale), step + 1), steps - 1)
 
 
-def next_step(
-    plan: Plan, step: int, steps: int, used: int, growth: FloatArray, scale: float
-) -> int:
-    """The step that :meth:`Plan.next` names, kept after ``step`` and within the sampler."""
-    return min(max(plan.next(step, steps, used, growth, scale), step + 1), steps - 1)
-
-
-@PLANS.register("everywhere")
 @dataclass(frozen=True)
-class Everywhere:
+class Everywhere(Plan, kind="everywhere"):
     """Full compute: the denoiser at every step. Member 0 of every family."""
 
     fixed: ClassVar[bool] = True
-    emphasis: ClassVar[float] = 0.0
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """The following step."""
         return step + 1
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        return PLANS.to_json(self)
 
-
-@PLANS.register("static")
 @dataclass(frozen=True)
-class Static:
+class Static(Plan, kind="static"):
     """Evaluations at fixed steps, the same for every trajectory.
 
     Attributes:
@@ -88,7 +69,6 @@ class Static:
     """
 
     fixed: ClassVar[bool] = True
-    emphasis: ClassVar[float] = 0.0
     anchors: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -101,18 +81,12 @@ class Static:
         object.__setattr__(self, "_after", dict(itertools.pairwise(anchors)))
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """The anchor after ``step``."""
         after: dict[int, int] = self._after  # type: ignore[attr-defined]
         return after.get(step, steps - 1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        return PLANS.to_json(self)
 
-
-@PLANS.register("adaptive")
 @dataclass(frozen=True)
-class Adaptive:
+class Adaptive(Plan, kind="adaptive"):
     """Evaluates as soon as the accumulated error estimate passes a threshold.
 
     The estimate depends only on past evaluations, so the decision is taken once per evaluation,
@@ -123,8 +97,6 @@ class Adaptive:
         dense: steps at the start that are always evaluated.
         longest: most steps between two evaluations.
         cap: hard limit on evaluations per call; the last step is always among them.
-        emphasis: weight of the estimate at the noisy end, ``exp(emphasis)`` at the first step and
-            1 at the last; below 0 where later evaluations repair early errors.
     """
 
     fixed: ClassVar[bool] = False
@@ -146,7 +118,6 @@ class Adaptive:
             raise InputError(f"emphasis must be finite, got {self.emphasis}")
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """First step at which the estimate would pass the threshold."""
         if used >= self.cap - 1:
             return steps - 1
         if step + 1 < self.dense or not np.isfinite(scale):
@@ -154,10 +125,6 @@ class Adaptive:
         allowed = self.threshold / scale if scale > 0.0 else np.inf
         passing = int(np.searchsorted(growth, allowed, side="right"))
         return min(max(passing, step + 1), step + self.longest, steps - 1)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        return PLANS.to_json(self)
 
 
 @dataclass(frozen=True)
@@ -211,5 +178,5 @@ class Family:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Family:
         """The family that :meth:`to_json` described."""
-        plans = tuple(PLANS.from_json(plan) for plan in data["plans"])
-        return cls(FORECASTS.from_json(data["forecast"]), plans, data["name"])
+        plans = tuple(Plan.from_json(plan) for plan in data["plans"])
+        return cls(AnyForecast.from_json(data["forecast"]), plans, data["name"])
