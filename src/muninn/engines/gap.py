@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -166,12 +166,9 @@ class StepTable:
         )
 
     def step(self, x: Tensor, prediction: Tensor, steps: Tensor, noise: Tensor | None) -> Tensor:
-        """The sampler's step, each row at its own ``steps`` (rows,).
+        """The sampler's step from ``x`` (rows, *shape), each row at its own of ``steps`` (rows,).
 
-        Args:
-            x, prediction: (rows, *shape).
-            steps: which step each row takes.
-            noise: draws of the call, (draws, rows, *shape), or None.
+        ``noise`` are the draws of the call, (draws, rows, *shape), or None.
         """
         at = self.coefficients[steps].view(len(x), 6, *[1] * (x.ndim - 1)).unbind(dim=1)
         after = x * at[3] + prediction * at[4]
@@ -187,22 +184,16 @@ class StepTable:
 
 def stacked_draws(sampler: Sampler, noise: Noise) -> Tensor | None:
     """The draws of a call in step order, (draws, rows, *shape), or None."""
-    drawn = [index for index, step in enumerate(sampler.steps) if step.draws_noise]
-    return torch.stack([noise.steps[step] for step in drawn]) if drawn else None
+    return torch.stack([noise.steps[i] for i in sampler.drawing]) if sampler.drawing else None
 
 
 def lagrange(variable: Tensor, nodes: Tensor, known: Tensor, at: Tensor) -> Tensor:
-    """Weights (rows, nodes) of the polynomial through each row's nodes, at one step per row.
+    """Weights (rows, nodes) of the polynomial in ``variable`` (steps,) through each row's nodes.
 
-    Args:
-        variable: (steps,).
-        nodes: step numbers, (rows, nodes).
-        known: which nodes count, (rows, nodes).
-        at: step of each row, (rows,).
+    ``nodes`` (rows, nodes) are steps, ``known`` says which count, ``at`` is each row's step.
     """
     here, places = variable[at][:, None], variable[nodes]
-    width = nodes.shape[1]
-    other = ~torch.eye(width, dtype=torch.bool, device=nodes.device)
+    other = ~torch.eye(nodes.shape[1], dtype=torch.bool, device=nodes.device)
     counts = known[:, None, :] & other
     apart = torch.where(counts, places[:, :, None] - places[:, None, :], 1.0)
     distance = torch.where(counts, here[:, None, :] - places[:, None, :], 1.0)
@@ -211,56 +202,68 @@ def lagrange(variable: Tensor, nodes: Tensor, known: Tensor, at: Tensor) -> Tens
     return ratio.prod(dim=2)
 
 
-def vector_gap(
-    table: StepTable,
-    x: Tensor,
-    values: Tensor,
-    nodes: Tensor,
-    known: Tensor,
-    first: Tensor,
-    until: Tensor,
-    noise: Tensor | None,
-) -> Tensor:
-    """States after each row's steps ``first`` to ``until - 1``, on its own polynomial.
+@dataclass(frozen=True)
+class Past:
+    """Rows before a gap, each with its own history.
+
+    Attributes:
+        after: state right after the last evaluation, (rows, *shape).
+        values: at the nodes, newest last, (rows, nodes, *shape) float32.
+        nodes, known: step numbers, and which of them count, (rows, nodes).
+        first: first step of the gap, (rows,).
+    """
+
+    after: Tensor
+    values: Tensor
+    nodes: Tensor
+    known: Tensor
+    first: Tensor
+
+    def closed(self, step: Tensor, value: Tensor) -> Past:
+        """The same rows once the value at ``step`` is known too."""
+        return replace(
+            self,
+            values=torch.cat([self.values, value[:, None]], dim=1),
+            nodes=torch.cat([self.nodes, step[:, None]], dim=1),
+            known=torch.cat([self.known, torch.ones_like(self.known[:, :1])], dim=1),
+        )
+
+
+def vector_gap(table: StepTable, past: Past, until: Tensor, noise: Tensor | None) -> Tensor:
+    """States after each row's steps from ``past.first`` to ``until - 1``, on its own polynomial.
 
     Args:
         table: of the forecast quantity.
-        x: states before, (rows, *shape).
-        values: at the nodes, (rows, nodes, *shape) float32.
-        nodes, known: step numbers, and which of them count, (rows, nodes).
-        first, until: of each row, (rows,); a row with ``first >= until`` is returned as it is.
+        past: the rows; one with ``first >= until`` is returned as it is.
+        until: of each row, (rows,).
         noise: draws of the call, (draws, rows, *shape), or None.
 
     Raises:
         DenoiserError: a CUDA graph is being captured, and the kernel cannot run.
     """
+    x = past.after
     if x.is_cuda and x.dtype != torch.float64:  # the kernel is float32
-        done: Tensor | None = GAP.run(table, x, values, nodes, known, first, until, noise)
+        done: Tensor | None = GAP.run(table, past, until, noise)
         if done is not None:
             return done
     if x.is_cuda:
         _refuse_to_capture(x.dtype)
-    longest = int((until - first).max()) if len(x) else 0
+    longest = int((until - past.first).max()) if len(x) else 0
     shape = [1] * (x.ndim - 1)
     for offset in range(longest):
-        at = first + offset
+        at = past.first + offset
         going = (at < until).view(-1, *shape)
         at = at.clamp_max(len(table.variable) - 1)
-        weights = lagrange(table.variable, nodes, known, at).float()
-        forecast = (weights.view(*weights.shape, *shape) * values).sum(dim=1)
+        weights = lagrange(table.variable, past.nodes, past.known, at).float()
+        forecast = (weights.view(*weights.shape, *shape) * past.values).sum(dim=1)
         x = torch.where(going, table.step(x, forecast, at, noise), x)
     return x
 
 
 def _refuse_to_capture(dtype: torch.dtype) -> None:
     """Raise DenoiserError while a graph is captured: the loop reads its length on the host."""
-    if not torch.cuda.is_current_stream_capturing():
-        return
-    if dtype == torch.float64:
+    if torch.cuda.is_current_stream_capturing():
         reason = "are not for states in float64; use a float32 planner"
-    else:
-        reason = (
-            "need Triton, which is missing or cannot build its kernel here; install Triton and a C "
-            "compiler"
-        )
-    raise DenoiserError(f"adaptive plans in CUDA graphs {reason}, or a static plan")
+        if dtype != torch.float64:
+            reason = "need Triton and a C compiler, which are missing here; install them"
+        raise DenoiserError(f"adaptive plans in CUDA graphs {reason}, or use a static plan")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
@@ -43,25 +43,19 @@ def require_cuda(planner: Planner) -> None:
 
 @contextmanager
 def _ready(device: torch.device) -> Iterator[None]:
-    """Makes the device the current one, and tensors such that any later call may write to them.
-
-    Some kernels are launched on the current device, wherever their tensors are. Buffers made in
-    inference mode could not be written to outside of it.
-    """
+    """Make the device the current one, where some kernels run wherever their tensors are, and leave
+    inference mode: buffers made in it could not be written to outside of it."""
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current, torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def _buffers(sampler: Sampler, noise: Noise, context: Context, spare: int) -> tuple[Noise, Context]:
-    """Input buffers with the given values, and ``spare`` more rows than the call has.
-
-    Draws of steps that draw nothing are left out: the next call may lack them.
-    """
+    """Input buffers with the given values and ``spare`` more rows, without draws that no step
+    uses: the next call may lack them."""
     rows = len(noise.initial)
     index = torch.arange(rows + spare, device=noise.initial.device).clamp_max(rows - 1)
-    drawn = [number for number, step in enumerate(sampler.steps) if step.draws_noise]
-    needed = Noise(noise.initial, {number: noise.steps[number] for number in drawn})
+    needed = Noise(noise.initial, {step: noise.steps[step] for step in sampler.drawing})
     return needed.select(index), select(context, index)
 
 
@@ -82,23 +76,19 @@ class Turns:
         self._lock = threading.Lock()
         self._done: Any = None
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        try:
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Wait for the turn before, on the host and on the device."""
+        with self._lock:
             if self._done is not None:
                 torch.cuda.current_stream(self._device).wait_event(self._done)
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._device.type == "cuda":
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record(torch.cuda.current_stream(self._device))
-                self._done = done
-        finally:
-            self._lock.release()
+            try:
+                yield
+            finally:
+                if self._device.type == "cuda":
+                    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    done.record(torch.cuda.current_stream(self._device))
+                    self._done = done
 
 
 class _InGraphs(Runtime):
@@ -116,12 +106,12 @@ class _InGraphs(Runtime):
         self._turns = Turns(self.planner.device)
 
     def forget(self) -> None:
-        with self._turns:
+        with self._turns.take():
             self._captured.clear()
 
     def _replayed(self, run: RunState) -> Any:
         """A copy of what the captured work wrote for the inputs of a call."""
-        with self._turns, _ready(self.planner.device):
+        with self._turns.take(), _ready(self.planner.device):
             return self._captured.get(run.noise, run.context).replay(run)
 
 
@@ -155,8 +145,7 @@ class _Call:
             evaluations=wrote.evaluations.copy(),
             evaluated=wrote.evaluated.copy(),
             charged=wrote.charged.copy(),
-            sums=list(wrote.sums),
-            scales=list(wrote.scales),
+            unread=list(wrote.unread),
             packed=packed.clone(),
         )
 
@@ -224,16 +213,16 @@ class _Rounds:
         for entry in fields(Rows):
             getattr(self.rows, entry.name).copy_(getattr(fresh, entry.name))
         last = len(self._runtime.planner.sampler) - 1
-        active, before = list(range(self.count)), _Read(torch.zeros(self.count, device="cpu"))
+        active, before = list(range(self.count)), _sent(torch.zeros(self.count, device="cpu"))
         for _ in range(last + 1):  # every round takes every row it serves at least a step further
             if not active:
                 break
             self._round(active)
             run.use_waiting_time()
-            after = _Read(self.rows.due[: self.count])
+            after = _sent(self.rows.due[: self.count])
             # Every row ends with the last step, so that who takes part in the next round is known
             # from before this one: the host reads that while the device is busy.
-            active = [row for row, due in enumerate(before.values()) if due < last]
+            active = [row for row, due in enumerate(before()) if due < last]
             before = after
         if active:
             raise DenoiserError(
@@ -254,25 +243,22 @@ class _Rounds:
         graph.replay()
 
 
-class _Read:
-    """Values on their way to the host, without waiting for them until they are asked for."""
+def _sent(values: Tensor) -> Callable[[], list[int]]:
+    """Send values to the host; the function that is returned waits until they have arrived."""
+    on_host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda)
+    on_host.copy_(values, non_blocking=True)
+    arrived: Any = None
+    if values.is_cuda:
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record(torch.cuda.current_stream(values.device))
 
-    def __init__(self, values: Tensor) -> None:
-        self._values = torch.empty(
-            values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda
-        )
-        self._values.copy_(values, non_blocking=True)
-        self._arrived: Any = None
-        if values.is_cuda:
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record(torch.cuda.current_stream(values.device))
-
-    def values(self) -> list[int]:
-        """The values; waits until they have arrived."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        found: list[int] = self._values.tolist()
+    def read() -> list[int]:
+        if arrived is not None:
+            arrived.synchronize()
+        found: list[int] = on_host.tolist()
         return found
+
+    return read
 
 
 def _sizes(count: int) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
-from muninn.engines.gap import StepTable, stacked_draws, vector_gap
+from muninn.engines.gap import Past, StepTable, stacked_draws, vector_gap
 from muninn.engines.kernels.optional import OptionalKernel
 from muninn.engines.run_state import RunState
 from muninn.engines.runtime import Runtime
@@ -53,19 +53,6 @@ class Rows:
     evaluated: Tensor
     charged: Tensor
     total: Tensor
-
-
-@dataclass(frozen=True)
-class _Past:
-    """What rows bring into a round: state, values and nodes, which of them count, first step."""
-
-    after: Tensor
-    history: Tensor
-    nodes: Tensor
-    count: Tensor
-    known: Tensor
-    first: Tensor
-    gapped: Tensor
 
 
 class RoundRuntime(Runtime):
@@ -154,23 +141,16 @@ class RoundRuntime(Runtime):
         from_state, from_prediction = self._convert[step].view(-1, 2, *shape).unbind(dim=1)
         value = (from_state * state + from_prediction * prediction).float()
         after = self._own.step(state, prediction, step, noise)
-        wide = past.gapped.view(-1, *shape)
         if self.program.forecast.look_back:
-            closed = torch.cat([past.nodes, step[:, None]], dim=1)
-            values = torch.cat([past.history, value[:, None]], dim=1)
-            known = torch.cat([past.known, torch.ones_like(past.known[:, :1])], dim=1)
-            replayed = vector_gap(
-                self._table, past.after, values, closed, known, past.first, step, noise
-            )
-            replayed = self._conditioned(replayed, past.gapped, own)
+            replayed = self._state(past.closed(step, value), step, noise, own)
             repaired = self._table.step(replayed, value, step, noise)
-            after = torch.where(wide, repaired, after)
+            after = torch.where((past.first < step).view(-1, *shape), repaired, after)
         if planner.condition is not None:
             after = planner.condition(after, own)
         rows.after[active] = after
-        rows.history[active] = torch.cat([past.history[:, 1:], value[:, None]], dim=1)
+        rows.history[active] = torch.cat([past.values[:, 1:], value[:, None]], dim=1)
         rows.nodes[active] = torch.cat([past.nodes[:, 1:], step[:, None]], dim=1)
-        rows.count[active] = (past.count + 1).clamp_max(past.nodes.shape[1])
+        rows.count[active] = (rows.count[active] + 1).clamp_max(past.nodes.shape[1])
         rows.used[active] += 1
         rows.evaluated.index_put_((active, step), self._true)
         self._plan(rows, active, step)
@@ -181,27 +161,22 @@ class RoundRuntime(Runtime):
         """The denoiser at the states of the active rows, each at its own step."""
         return self._denoiser(state, self._timesteps[step], context)
 
-    def _past(self, rows: Rows, active: Tensor, step: Tensor) -> _Past:
+    def _past(self, rows: Rows, active: Tensor, step: Tensor) -> Past:
         nodes, count = rows.nodes[active], rows.count[active]
         back = torch.arange(nodes.shape[1] - 1, -1, -1, device=nodes.device)
         known = (back < count[:, None]) & (back <= self._order)
         first = torch.where(count > 0, nodes[:, -1] + 1, step)
-        after, history = rows.after[active], rows.history[active]
-        return _Past(after, history, nodes, count, known, first, first < step)
+        return Past(rows.after[active], rows.history[active], nodes, known, first)
 
-    def _state(self, past: _Past, step: Tensor, noise: Tensor | None, context: Context) -> Tensor:
-        """States of rows at ``step``, after a gap of forecasts if any."""
-        state = vector_gap(
-            self._table, past.after, past.history, past.nodes, past.known, past.first, step, noise
-        )
-        return self._conditioned(state, past.gapped, context)
-
-    def _conditioned(self, state: Tensor, gapped: Tensor, context: Context) -> Tensor:
-        """Known entries written into states after a gap; others are conditioned already."""
+    def _state(self, past: Past, step: Tensor, noise: Tensor | None, context: Context) -> Tensor:
+        """States at ``step``, after a gap of forecasts if any; then known entries are written."""
+        state = vector_gap(self._table, past, step, noise)
         if self.planner.condition is None:
             return state
         conditioned = self.planner.condition(state.clone(), context)
-        return torch.where(gapped.view(-1, *[1] * (state.ndim - 1)), conditioned, state)
+        return torch.where(
+            (past.first < step).view(-1, *[1] * (state.ndim - 1)), conditioned, state
+        )
 
     def _plan(self, rows: Rows, active: Tensor, step: Tensor) -> None:
         """The next step of each active row, and what its gap is charged."""

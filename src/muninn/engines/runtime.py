@@ -233,7 +233,7 @@ class Runtime:
             for row in rows:
                 run.due[row] = due
             if sizes is not None and due > step + 1:
-                run.scales.append((step, rows, sizes, float(growth[due - 1])))
+                run.unread.append((step, rows, sizes, float(growth[due - 1])))
             return
         # A gate waits for the history that its order needs.
         ready = len(nodes) == self._forecaster.memory

@@ -65,7 +65,7 @@ class Sampler:
 
     Attributes:
         kind: parameterisation of the network's prediction.
-        steps: the table, noisiest step first.
+        steps: the table, noisiest step first; ``drawing`` are those that consume a random draw.
         clip: bound on ``|x0|``, or None.
         keep_epsilon: with clipping, keep the raw noise estimate (diffusers' DDIM) instead of
             deriving it again from the clipped x0 (Diffuser).
@@ -95,6 +95,7 @@ class Sampler:
         self.name = name
         self.kind: Kind = kind
         self.steps = tuple(steps)
+        self.drawing = tuple(i for i, step in enumerate(self.steps) if step.draws_noise)
         self.flow = flow
         self.clip = clip
         self.keep_epsilon = keep_epsilon
@@ -116,7 +117,7 @@ class Sampler:
     @property
     def stochastic(self) -> bool:
         """Whether a step adds noise, so that paired runs must share more than x_T."""
-        return any(step.draws_noise for step in self.steps)
+        return bool(self.drawing)
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready identity of the sampler; two samplers with equal descriptions agree."""

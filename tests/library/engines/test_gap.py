@@ -10,6 +10,7 @@ import muninn.engines.gap
 from analytic import mixture_denoiser
 from muninn.engines.choose import runtime_for
 from muninn.engines.gap import (
+    Past,
     StepTable,
     _refuse_to_capture,
     collapse,
@@ -117,7 +118,7 @@ def test_gaps_of_many_rows_equal_gaps_of_one_row(name: str) -> None:
     for kind in sampler.kinds:
         table = StepTable.of(sampler, kind, torch.device("cpu"))
         draws = stacked_draws(sampler, noise)
-        found = vector_gap(table, x, values, NODES, KNOWN, FIRST, UNTIL, draws)
+        found = vector_gap(table, Past(x, values, NODES, KNOWN, FIRST), UNTIL, draws)
         for row in range(5):
             gap = np.arange(int(FIRST[row]), int(UNTIL[row]))
             if not len(gap):
@@ -186,11 +187,10 @@ def test_the_kernel_equals_the_loop(name: str) -> None:
 
     sampler, device = samplers()[name], torch.device("cuda")
     noise = numbers(25, 5, 4, 2).to(device) if sampler.stochastic else None
-    inputs = [t.to(device) for t in (numbers(5, 4, 2), numbers(5, 3, 4, 2), NODES, KNOWN, FIRST)]
-    until = UNTIL.to(device)
+    past = Past(numbers(5, 4, 2), numbers(5, 3, 4, 2), NODES, KNOWN, FIRST)
+    there = Past(*(tensor.to(device) for tensor in vars(past).values()))
     for kind in sampler.kinds:
         cpu = StepTable.of(sampler, kind, torch.device("cpu"))
-        on_cpu = [t.cpu() for t in inputs]
-        expected = vector_gap(cpu, *on_cpu, UNTIL, None if noise is None else noise.cpu())
-        found = run_gaps(StepTable.of(sampler, kind, device), *inputs, until, noise)
+        expected = vector_gap(cpu, past, UNTIL, None if noise is None else noise.cpu())
+        found = run_gaps(StepTable.of(sampler, kind, device), there, UNTIL.to(device), noise)
         torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-5)
