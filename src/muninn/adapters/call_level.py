@@ -77,10 +77,9 @@ def intercept(
     loop what is returned.
 
     Args:
-        network: what the loop calls once per step, guidance included.
+        network, read: as in :class:`muninn.engines.intercept.Interceptor`.
         planner: the loop, as it was calibrated: same network, sampler, shape and conditioning.
         certificate: for a program without look-back, or the path of its file.
-        read: tells state and timestep from the arguments of the network's call.
         on_mismatch: as in :func:`muninn.cache`.
 
     Raises:
@@ -128,11 +127,8 @@ def tune_without_look_back(
 ) -> Family:
     """A family of static plans without look-back, from contexts that will not certify it.
 
-    The search is that of :func:`muninn.tune`; its arguments are explained there. Pass the family
-    to ``muninn.calibrate(planner, other_calls, family=...)``.
-
-    Raises:
-        InputError: there is no call.
+    The search and its arguments are those of :func:`muninn.tune`. Pass the family to
+    ``muninn.calibrate(planner, other_calls, family=...)``.
     """
     paired = ForwardCalls.for_tuning(planner, calls, metric, seed)
     with bars(progress) as task:

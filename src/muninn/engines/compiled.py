@@ -12,24 +12,17 @@ from muninn.model.denoiser import Denoiser
 
 
 class CompiledDenoiser:
-    """A denoiser whose operations are fused by the compiler; compiled at its first call.
+    """A denoiser whose operations the compiler fuses at its first call.
 
-    Kernels of one shape come from the cache of ``torch.compile``, so that several runtimes of one
-    denoiser compile it once.
-
-    Args:
-        denoiser: any callable; what it does must not depend on Python state that changes.
+    What it does must not depend on Python state that changes. Kernels come from the cache of
+    ``torch.compile``, so that several runtimes of one denoiser compile it once.
     """
 
     def __init__(self, denoiser: Denoiser) -> None:
         self._compiled: Denoiser = torch.compile(denoiser)
 
     def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        """The prediction.
-
-        Raises:
-            DenoiserError: it cannot be compiled here.
-        """
+        """The prediction; DenoiserError where the network cannot be compiled."""
         try:
             return self._compiled(x, timestep, context)
         except TorchDynamoException as error:

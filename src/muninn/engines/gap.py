@@ -51,14 +51,10 @@ def run_gap(
     """State after the steps ``first``, ``first + 1``, ..., one per row of ``weights``.
 
     Args:
-        sampler: the steps.
+        sampler, kind: the steps, and the forecast quantity.
         x: state before step ``first``, (rows, *shape).
-        weights: of the known values in the forecast of each step.
-        values: known values of the forecast quantity, oldest first, each (rows, *shape).
-        first: first step of the gap.
-        kind: the forecast quantity.
-        noise: draws of the call, for steps that add noise.
-        rows: which rows of the call ``x`` holds.
+        weights, values: of the known values, oldest first, each (rows, *shape).
+        noise, rows: draws of the call, and which of its rows ``x`` holds.
         columns: tables of weights on the device; :func:`column_cache` makes one per runtime.
     """
     collapsed = collapse(sampler, first, first + len(weights), kind)
@@ -82,12 +78,9 @@ def run_gap(
 def collapse(
     sampler: Sampler, first: int, until: int, kind: Kind
 ) -> tuple[float, GapWeights] | None:
-    """Steps ``first`` to ``until - 1`` as ``carry * x + sum of effect * prediction``.
-
-    Returns the carry and a column of effects. Predictions of ``kind`` are clipped before they
-    enter, where the sampler clips. None where a step adds noise or its clipping depends on the
-    state.
-    """
+    """The carry and the effects of ``carry * x + sum of effect * prediction``: the steps ``first``
+    to ``until - 1``, where the sampler clips predictions of ``kind`` before they enter. None where
+    a step adds noise or its clipping depends on the state."""
     carry, effects = 1.0, []
     for index in reversed(range(first, until)):
         sample_from_state, _, from_sample, from_state, effect = sampler.affine(index, kind)
@@ -135,18 +128,14 @@ def difference_size(
 class StepTable:
     """A sampler's steps for one kind of prediction, as device tensors indexed by step.
 
-    Attributes:
-        coefficients: (steps, 6), at least float32: x0 from state and prediction, and the next
-            state from x0, state, prediction and noise. Without clipping x0 does not enter.
-        variable: of the polynomials, (steps,) float64: extrapolation magnifies its rounding.
-        clip: bound on |x0|, or None.
-        draws: position of each step's noise draw among those of a call, -1 for none, (steps,).
+    The six coefficients are x0 from state and prediction, and the next state from x0, state,
+    prediction and noise. Without clipping x0 does not enter.
     """
 
-    coefficients: Tensor
-    variable: Tensor
-    clip: float | None
-    draws: Tensor
+    coefficients: Tensor  # (steps, 6), at least float32
+    variable: Tensor  # of the polynomials, (steps,) float64: extrapolation magnifies its rounding
+    clip: float | None  # bound on |x0|
+    draws: Tensor  # position of a step's draw among those of a call, -1 for none, (steps,)
 
     @classmethod
     def of(
@@ -204,20 +193,13 @@ def lagrange(variable: Tensor, nodes: Tensor, known: Tensor, at: Tensor) -> Tens
 
 @dataclass(frozen=True)
 class Past:
-    """Rows before a gap, each with its own history.
+    """Rows before a gap, each with its own history."""
 
-    Attributes:
-        after: state right after the last evaluation, (rows, *shape).
-        values: at the nodes, newest last, (rows, nodes, *shape) float32.
-        nodes, known: step numbers, and which of them count, (rows, nodes).
-        first: first step of the gap, (rows,).
-    """
-
-    after: Tensor
-    values: Tensor
-    nodes: Tensor
-    known: Tensor
-    first: Tensor
+    after: Tensor  # state right after the last evaluation, (rows, *shape)
+    values: Tensor  # at the nodes, newest last, (rows, nodes, *shape) float32
+    nodes: Tensor  # evaluated steps, (rows, nodes)
+    known: Tensor  # which of them count, (rows, nodes)
+    first: Tensor  # first step of the gap, (rows,)
 
     def closed(self, step: Tensor, value: Tensor) -> Past:
         """The same rows once the value at ``step`` is known too."""
@@ -232,11 +214,8 @@ class Past:
 def vector_gap(table: StepTable, past: Past, until: Tensor, noise: Tensor | None) -> Tensor:
     """States after each row's steps from ``past.first`` to ``until - 1``, on its own polynomial.
 
-    Args:
-        table: of the forecast quantity.
-        past: the rows; one with ``first >= until`` is returned as it is.
-        until: of each row, (rows,).
-        noise: draws of the call, (draws, rows, *shape), or None.
+    A row with ``first >= until`` (rows,) is returned as it is. ``table`` is of the forecast
+    quantity; ``noise`` are the draws of the call, (draws, rows, *shape), or None.
 
     Raises:
         DenoiserError: a CUDA graph is being captured, and the kernel cannot run.

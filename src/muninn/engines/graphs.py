@@ -183,8 +183,7 @@ class _Rounds:
         self, runtime: RoundGraphRuntime, noise: Noise, context: Context, pool: Any
     ) -> None:
         self.count = len(noise.initial)
-        self._runtime = runtime
-        sampler = runtime.planner.sampler
+        self._runtime, sampler = runtime, runtime.planner.sampler
         self.noise, self.context = _buffers(sampler, noise, context, 1)
         self._draws = stacked_draws(sampler, self.noise)
         self.rows = runtime._begin(self.noise, self.context)
@@ -200,11 +199,7 @@ class _Rounds:
             self._graphs[size] = (graph, active, served)
 
     def replay(self, run: RunState) -> Rows:
-        """Rounds until every row is at the end; a copy of their final state.
-
-        Raises:
-            DenoiserError: the graphs do not bring rows to the end.
-        """
+        """Rounds until every row is at the end, or DenoiserError; a copy of their final state."""
         _fill(self.noise, self.context, run)
         draws = stacked_draws(self._runtime.planner.sampler, self.noise)
         if self._draws is not None and draws is not None:

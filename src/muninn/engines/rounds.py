@@ -31,28 +31,17 @@ PLAN = OptionalKernel("plan", "plan_rows")
 
 @dataclass
 class Rows:
-    """Device state of a call, one entry per row.
+    """Device state of a call, one entry per row."""
 
-    Attributes:
-        after: state right after the last evaluation, (rows, *shape).
-        history: values at the nodes, newest last, (rows, memory, *shape) float32.
-        nodes: evaluated steps, newest last, (rows, memory); count: how many of them are real.
-        due: next step to evaluate; ``steps`` once a row is finished, (rows,).
-        used: evaluations so far, (rows,).
-        evaluated: (rows, steps) bool.
-        charged: estimated error by step, (rows, steps) float64.
-        total: sum of all predictions seen: not finite if one was not, (rows,) float64.
-    """
-
-    after: Tensor
-    history: Tensor
-    nodes: Tensor
-    count: Tensor
-    due: Tensor
-    used: Tensor
-    evaluated: Tensor
-    charged: Tensor
-    total: Tensor
+    after: Tensor  # state right after the last evaluation, (rows, *shape)
+    history: Tensor  # values at the nodes, newest last, (rows, memory, *shape) float32
+    nodes: Tensor  # evaluated steps, newest last, (rows, memory)
+    count: Tensor  # how many of the nodes are real, (rows,)
+    due: Tensor  # next step to evaluate; ``steps`` once a row is finished, (rows,)
+    used: Tensor  # evaluations so far, (rows,)
+    evaluated: Tensor  # (rows, steps) bool
+    charged: Tensor  # estimated error by step, (rows, steps) float64
+    total: Tensor  # sum of all predictions: not finite if one was not, (rows,) float64
 
 
 class RoundRuntime(Runtime):
@@ -80,7 +69,7 @@ class RoundRuntime(Runtime):
         weights = error_weights(sampler, quantity, plan.emphasis)
         self._weights = torch.tensor(weights, dtype=torch.float64, device=device)
         self._places = self._table.variable
-        self._order, self._degree = forecast.order, max(forecast.order, 1)
+        self._order = forecast.order
         self._next: Tensor | None = None  # the step after each step, where the plan fixes it
         if plan.fixed:
             blank = np.zeros(len(sampler))
@@ -174,9 +163,8 @@ class RoundRuntime(Runtime):
         if self.planner.condition is None:
             return state
         conditioned = self.planner.condition(state.clone(), context)
-        return torch.where(
-            (past.first < step).view(-1, *[1] * (state.ndim - 1)), conditioned, state
-        )
+        gapped = (past.first < step).view(-1, *[1] * (state.ndim - 1))
+        return torch.where(gapped, conditioned, state)
 
     def _plan(self, rows: Rows, active: Tensor, step: Tensor) -> None:
         """The next step of each active row, and what its gap is charged."""
@@ -197,9 +185,9 @@ class RoundRuntime(Runtime):
 
     def _estimate(self, history: Tensor, nodes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Size of the highest divided difference (rows,), and its growth by step (rows, steps)."""
-        width, degree = nodes.shape[1], self._degree
+        width = nodes.shape[1]
         back = torch.arange(width - 1, -1, -1, device=nodes.device)
-        taking = (back <= degree) & (back < count[:, None])
+        taking = back < count[:, None]
         places = self._places[nodes]
         other = ~torch.eye(width, dtype=torch.bool, device=nodes.device)
         pairs = taking[:, :, None] & taking[:, None, :] & other
@@ -208,9 +196,8 @@ class RoundRuntime(Runtime):
         shape = [1] * (history.ndim - 2)
         difference = (weights.view(*weights.shape, *shape) * history).sum(dim=1)
         size = torch.linalg.vector_norm(difference.flatten(1), dim=1).double() * self._per_step
-        span = torch.minimum(torch.full_like(count, degree), count - 1)
         factors = (self._places[None, None, :] - places[:, :, None]).abs()
-        factors = torch.where((back < span[:, None])[:, :, None], factors, 1.0).prod(dim=1)
+        factors = torch.where((back < count[:, None] - 1)[:, :, None], factors, 1.0).prod(dim=1)
         later = torch.arange(len(self._places), device=nodes.device) > nodes[:, -1:]
         growth = torch.where(later, factors * self._weights, 0.0).cumsum(dim=1)
         return size, growth

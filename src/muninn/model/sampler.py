@@ -31,26 +31,18 @@ FLOW_KINDS: tuple[Kind, ...] = ("epsilon", "sample", "velocity")
 
 @dataclass(frozen=True)
 class Step:
-    """One sampler step: where it stands on the schedule and how it combines x, x0, eps, xi.
+    """One sampler step: where it stands on the schedule and how it combines x, x0, eps, xi."""
 
-    Attributes:
-        timestep: what the network is told (integer index, or flow time).
-        signal, noise: ``x = signal * x0 + noise * eps`` at this state.
-        next_signal, next_noise: the same after the step.
-        from_state, from_sample, from_epsilon, from_noise: the update of the module docstring.
-        draws_noise: whether the plain sampler consumes a random draw at this step.
-    """
-
-    timestep: float
-    signal: float
+    timestep: float  # what the network is told: integer index, or flow time
+    signal: float  # x = signal * x0 + noise * eps at this state
     noise: float
-    next_signal: float
+    next_signal: float  # the same after the step
     next_noise: float
-    from_state: float
+    from_state: float  # the update of the module docstring
     from_sample: float
     from_epsilon: float
     from_noise: float = 0.0
-    draws_noise: bool = False
+    draws_noise: bool = False  # whether the plain sampler consumes a random draw at this step
 
 
 Affine = tuple[float, float, float, float, float]

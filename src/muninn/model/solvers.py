@@ -63,12 +63,10 @@ def ddim(
     """Denoising diffusion implicit models (Song et al. 2021), any ``eta``.
 
     Args:
-        schedule: the model's training schedule.
-        steps: sampler steps, at most the training steps; all of them by default.
+        schedule, steps: the model's training schedule, and how many of its steps are taken.
         kind: what the network predicts.
         eta: 0 is deterministic, 1 has the posterior variance of DDPM.
-        clip: bound on |x0|.
-        keep_epsilon: diffusers' default (``use_clipped_model_output=False``).
+        clip, keep_epsilon: bound on |x0|, and diffusers' ``use_clipped_model_output=False``.
         spacing, offset: as in diffusers (``timestep_spacing``, ``steps_offset``).
         end_clean: the last step ends at alpha_bar = 1 (``set_alpha_to_one``).
     """
@@ -92,8 +90,7 @@ def ddim(
             "from_noise": deviation,
         }
         table.append(_diffusion_step(timestep, now, after, **update, draws_noise=eta > 0.0))
-    details = _schedule_details(schedule, spacing, offset)
-    details.update(eta=eta, end_clean=end_clean)
+    details = _schedule_details(schedule, spacing, offset) | {"eta": eta, "end_clean": end_clean}
     return Sampler(
         "ddim", kind, table, flow=False, clip=clip, keep_epsilon=keep_epsilon, details=details
     )

@@ -55,9 +55,7 @@ class SegmentModel:
     Attributes:
         feed_through: weight of the extrapolation error at the end of a gap, which disturbs the
             evaluation there even when look-back repairs the state.
-        emphasis: how much more an error counts at the noisy end; the factor at the first step is
-            ``exp(emphasis)``, at the last 1. Below 0 where later evaluations repair early errors,
-            as those of a deterministic sampler do.
+        emphasis: as of a plan; below 0 for deterministic samplers, which repair early errors.
     """
 
     feed_through: float
@@ -72,7 +70,6 @@ def segment_costs(
     model: SegmentModel,
 ) -> FloatArray:
     """Cost (positions, positions) of forecasting between two consecutive anchors; inf backwards."""
-    steps = len(planner.sampler)
     variable = smooth_variable(planner.sampler)
     weights = error_weights(planner.sampler, forecast.quantity, model.emphasis)
     weights = np.where(np.isfinite(weights), weights, 0.0)
@@ -80,16 +77,12 @@ def segment_costs(
     costs = np.full((len(positions), len(positions)), np.inf)
     for place, begin in enumerate(positions[:-1]):
         ends = positions[place + 1 :]
-        ahead = np.stack([_gap_error(begin, e, steps, variable, weights, forecast) for e in ends])
-        price = _size(ahead, usable)
-        if forecast.look_back:
-            repaired = np.stack(
-                [
-                    _gap_error(begin, e, steps, variable, weights, forecast, closed=True)
-                    for e in ends
-                ]
-            )
-            price = _size(repaired, usable) + model.feed_through * price
+        prices = []
+        for closed in (False, True) if forecast.look_back else (False,):
+            rows = [_gap_error(begin, end, variable, weights, forecast, closed) for end in ends]
+            prices.append(_size(np.stack(rows), usable))
+        ahead, repaired = prices[0], prices[-1]
+        price = repaired + model.feed_through * ahead if forecast.look_back else ahead
         costs[place, place + 1 :] = price
     return costs
 
@@ -97,22 +90,21 @@ def segment_costs(
 def _gap_error(
     begin: int,
     end: int,
-    steps: int,
     variable: FloatArray,
     weights: FloatArray,
     forecast: Forecast,
-    closed: bool = False,
+    closed: bool,
 ) -> FloatArray:
     """Coefficients (steps,) on the true predictions whose sum is the error of a gap.
 
-    Earlier nodes are assumed as far apart as this gap is long, as they are in a smooth plan.
+    ``closed`` gaps are repaired: their end is known. Earlier nodes are assumed as far apart as
+    this gap is long, as they are in a smooth plan.
     """
     spacing = end - begin
     nodes = sorted({max(begin - spacing * back, 0) for back in range(forecast.order + 1)})
-    if closed:
-        nodes.append(end)
+    nodes += [end] * closed
     gap = np.arange(begin + 1, end)
-    row = np.zeros(steps)
+    row = np.zeros_like(variable)
     row[gap] = weights[gap]
     if gap.size:
         row[nodes] -= weights[gap] @ interpolation_weights(variable[nodes], variable[gap])
@@ -122,8 +114,7 @@ def _gap_error(
 def _size(rows: FloatArray, gram: FloatArray) -> FloatArray:
     """80th percentile over calls of ``|sum_t row_t prediction_t|``, for each row.
 
-    The promise allows some calls to deviate: a mean would spend the plan on the few that are about
-    to choose between two routes, and a median forgets the hard ones.
+    A mean would spend evaluations on the few calls at a fork; a median forgets the hard ones.
     """
     squares = np.einsum("crs,rs->rc", np.einsum("csu,ru->crs", gram, rows, optimize=True), rows)
     size: FloatArray = np.quantile(np.sqrt(np.maximum(squares, 0.0)), 0.8, axis=1)

@@ -108,10 +108,9 @@ def smooth_variable(sampler: Sampler) -> FloatArray:
 def error_weights(sampler: Sampler, quantity: Kind, emphasis: float = 0.0) -> FloatArray:
     """Effect on the final trajectory of a unit error in the prediction of each step, (steps,).
 
-    First-order and always in its epsilon-equivalent form: with ``ratio = noise / signal``, an
-    epsilon error moves the trajectory by ``|ratio - next ratio|``; the other quantities by what
-    that means for them. A gate needs proportions, not a bound. ``emphasis`` multiplies the
-    weight of the first step by ``exp(emphasis)``, that of the last by 1.
+    To first order: with ``ratio = noise / signal``, an epsilon error moves the trajectory by
+    ``|ratio - next ratio|``, other quantities by what that means for them; a gate needs no bound.
+    ``emphasis`` weighs the first step by ``exp(emphasis)``, the last by 1.
     """
     weights = []
     for step in sampler.steps:

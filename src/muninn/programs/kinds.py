@@ -41,11 +41,7 @@ class Part:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """The part that :meth:`to_json` described.
-
-        Raises:
-            InputError: the kind is unknown, or its values are not those of the kind.
-        """
+        """The part that :meth:`to_json` described; InputError for an unknown kind or value."""
         values = dict(data)
         kind = values.pop(cls.part, cls.unnamed)
         if kind not in cls.kinds:

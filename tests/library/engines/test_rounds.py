@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor
 
 import muninn
+import muninn.engines.gap
 import muninn.engines.rounds
 from analytic import Counting, mixture_denoiser, mixture_planner
 from muninn.engines.gap import stacked_draws
@@ -198,6 +202,15 @@ def test_a_kernel_survives_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(torch.OutOfMemoryError):
         kernel.run(False)
     assert kernel.run(True) == "done"
+
+
+@pytest.mark.parametrize("kernel", [muninn.engines.gap.GAP, muninn.engines.rounds.PLAN])
+def test_a_kernel_names_a_function_that_is_there(kernel: OptionalKernel) -> None:
+    """Without importing its module, which needs Triton."""
+    found = importlib.util.find_spec(kernel.module)
+    assert found is not None and found.origin is not None
+    body = ast.parse(Path(found.origin).read_text()).body
+    assert kernel.name in [part.name for part in body if isinstance(part, ast.FunctionDef)]
 
 
 def test_a_plan_that_rounds_cannot_run_is_refused() -> None:

@@ -16,9 +16,7 @@ _log = logging.getLogger("muninn")
 class OptionalKernel:
     """Runs a kernel, unless there is no Triton, or it cannot be built here (no C compiler, ...).
 
-    Args:
-        module: a module of this package, not imported before the kernel is used.
-        name: of the function in it that launches the kernel.
+    ``name`` launches it, a function of a ``module`` of this package that is imported when used.
     """
 
     def __init__(self, module: str, name: str) -> None:
@@ -27,11 +25,7 @@ class OptionalKernel:
         self.usable = find_spec("triton") is not None and torch.cuda.is_available()
 
     def run(self, *arguments: Any) -> Any:
-        """What the kernel returned; None if it did not run, and the operations must.
-
-        Raises:
-            torch.OutOfMemoryError: there is no room for its result now.
-        """
+        """What the kernel returned; None if it did not run, and the operations must."""
         if not self.usable:
             return None
         try:

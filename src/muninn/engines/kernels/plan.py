@@ -121,7 +121,7 @@ def plan_rows(runtime: Any, rows: Any, active: Tensor, step: Tensor) -> bool:
             0 if fixed else plan.dense,
             0 if fixed else plan.longest,
             0 if fixed else plan.cap,
-            DEGREE=runtime._degree,
+            DEGREE=rows.nodes.shape[1] - 1,
             MEMORY=rows.nodes.shape[1],
             FIXED=fixed,
             STEPS=triton.next_power_of_2(steps),
