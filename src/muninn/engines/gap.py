@@ -1,6 +1,6 @@
 """Running a gap: the sampler's steps between two evaluations, on forecast predictions.
 
-:func:`run_gap` is for rows with one evaluation history. Forecasts do not depend on the state, so
+:class:`Gaps` are for rows with one evaluation history. Forecasts do not depend on the state, so
 where a step is affine in the state (no noise, and x0 either unclipped or forecast itself) a whole
 gap is one weighted sum instead of a loop of small operations.
 
@@ -13,7 +13,6 @@ Conditioning is the caller's: it belongs to states that the network or the user 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,8 +25,6 @@ from muninn.model.planner import Noise
 from muninn.model.sampler import Kind, Sampler
 from muninn.programs.forecast import Forecaster, GapWeights, smooth_variable, weighted_sum
 
-Columns = Callable[[GapWeights, int, torch.device], tuple[Tensor, ...]]
-
 LARGEST = 1 << 20
 """Numbers per trajectory in the intermediate of a collapsed gap; larger gaps are stepped."""
 
@@ -37,41 +34,46 @@ GAP = OptionalKernel("gap", "run_gaps")
 # -- rows with one history -------------------------------------------------------------------------
 
 
-def run_gap(
-    sampler: Sampler,
-    x: Tensor,
-    weights: GapWeights,
-    values: list[Tensor],
-    first: int,
-    kind: Kind,
-    noise: Noise,
-    rows: Tensor | slice,
-    columns: Columns,
-) -> Tensor:
-    """State after the steps ``first``, ``first + 1``, ..., one per row of ``weights``.
+class Gaps:
+    """Runs gaps of one sampler in one forecast quantity, ``kind``.
 
-    Args:
-        sampler, kind: the steps, and the forecast quantity.
-        x: state before step ``first``, (rows, *shape).
-        weights, values: of the known values, oldest first, each (rows, *shape).
-        noise, rows: draws of the call, and which of its rows ``x`` holds.
-        columns: tables of weights on the device; :func:`column_cache` makes one per runtime.
+    Its device tables live as long as it does: captured graphs point into them.
     """
-    collapsed = collapse(sampler, first, first + len(weights), kind)
-    if collapsed is None or x[0].numel() * len(weights) > LARGEST:
-        for step, row in enumerate(weights, start=first):
-            x = sampler.step(x, weighted_sum(row, values), step, noise.at(step, rows), kind)
-        return x
-    carry, effects = collapsed
-    parts = columns(weights, x.ndim - 1, x.device)
-    newest = values[len(values) - len(parts) :]
-    forecasts = newest[0][:, None] * parts[0]
-    for value, column in zip(newest[1:], parts[1:], strict=True):
-        forecasts.addcmul_(value[:, None], column)
-    if sampler.clip is not None:
-        forecasts.clamp_(-sampler.clip, sampler.clip)
-    (effect,) = columns(effects, x.ndim - 1, x.device)
-    return (x * carry).add_(forecasts.mul_(effect).sum(dim=1))
+
+    def __init__(self, sampler: Sampler, kind: Kind) -> None:
+        self._sampler, self._kind = sampler, kind
+        self._columns = functools.lru_cache(maxsize=16384)(_columns)
+
+    def run(
+        self,
+        x: Tensor,
+        weights: GapWeights,
+        values: list[Tensor],
+        first: int,
+        noise: Noise,
+        rows: Tensor | slice,
+    ) -> Tensor:
+        """State after the steps ``first``, ``first + 1``, ..., one per row of ``weights``.
+
+        ``x`` is the state before, for some ``rows`` of a call with the given noise; ``values`` at
+        the nodes are oldest first, each of its shape.
+        """
+        sampler, kind = self._sampler, self._kind
+        collapsed = collapse(sampler, first, first + len(weights), kind)
+        if collapsed is None or x[0].numel() * len(weights) > LARGEST:
+            for step, row in enumerate(weights, start=first):
+                x = sampler.step(x, weighted_sum(row, values), step, noise.at(step, rows), kind)
+            return x
+        carry, effects = collapsed
+        parts = self._columns(weights, x.ndim - 1, x.device)
+        newest = values[len(values) - len(parts) :]
+        forecasts = newest[0][:, None] * parts[0]
+        for value, column in zip(newest[1:], parts[1:], strict=True):
+            forecasts.addcmul_(value[:, None], column)
+        if sampler.clip is not None:
+            forecasts.clamp_(-sampler.clip, sampler.clip)
+        (effect,) = self._columns(effects, x.ndim - 1, x.device)
+        return (x * carry).add_(forecasts.mul_(effect).sum(dim=1))
 
 
 @functools.lru_cache(maxsize=16384)
@@ -93,11 +95,6 @@ def collapse(
         effects.append((effect * carry,))
         carry *= from_state
     return carry, tuple(reversed(effects))
-
-
-def column_cache() -> Columns:
-    """A cache of device tables that lives as long as its owner: captured graphs point into it."""
-    return functools.lru_cache(maxsize=16384)(_columns)
 
 
 def _columns(weights: GapWeights, dims: int, device: torch.device) -> tuple[Tensor, ...]:

@@ -95,6 +95,7 @@ class _InGraphs(Runtime):
     """Calls as captured work, made once per shape of the inputs; threads take turns.
 
     A call that cannot be captured fails as one whose denoiser fails: full compute, or an error.
+    InputError if the planner is not on a CUDA device.
     """
 
     _work: ClassVar[Any]  # made of (runtime, noise, context, pool); has replay(run)
@@ -151,11 +152,7 @@ class _Call:
 
 
 class GraphRuntime(_InGraphs):
-    """Runs a program with a fixed plan as one CUDA graph per shape: the eager loop, captured.
-
-    Raises:
-        InputError: the planner is not on a CUDA device, or the plan is not fixed.
-    """
+    """Runs a program with a fixed plan as one CUDA graph per shape: the eager loop, captured."""
 
     _work = _Call
 
@@ -267,11 +264,7 @@ def _sizes(count: int) -> list[int]:
 
 
 class RoundGraphRuntime(_InGraphs, RoundRuntime):
-    """Runs any program in rounds, each a CUDA graph. For adaptive plans, and for batches.
-
-    Raises:
-        InputError: the planner is not on a CUDA device, or rounds cannot run the program.
-    """
+    """Runs what rounds run, each round a CUDA graph. For adaptive plans, and for batches."""
 
     _work = _Rounds
 

@@ -48,11 +48,7 @@ def first_two(x: Tensor, timestep: Any, *_: Any, **__: Any) -> tuple[Tensor, Any
 
 
 def require_not_compiled(network: Any) -> None:
-    """Refuse what ``torch.compile`` or ``torch.jit`` made: it runs the code it has traced.
-
-    Raises:
-        InputError: the network is compiled.
-    """
+    """Raise InputError for what ``torch.compile`` or ``torch.jit`` made: it runs traced code."""
     compiled = hasattr(network, "_orig_mod") or hasattr(network, "_torchdynamo_orig_callable")
     in_place = getattr(network, "_compiled_call_impl", None) is not None
     if compiled or in_place or isinstance(network, torch.jit.ScriptModule):
@@ -85,16 +81,12 @@ class Interceptor:
     """Stands for the network in somebody's loop, and is called as the network is.
 
     One per network; not thread-safe. :func:`muninn.adapters.call_level.intercept` builds the one
-    that keeps a certificate's promise.
+    that keeps a certificate's promise. InputError if the program looks back.
 
     Args:
         network: what the loop calls once per step, guidance included.
-        planner: describes the loop.
-        program: without look-back.
+        planner, program: describe the loop, and how it is cached.
         read: tells state and timestep from the arguments of the network's call.
-
-    Raises:
-        InputError: the program looks back.
     """
 
     stands_in = True  # is no part of the network

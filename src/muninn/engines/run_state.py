@@ -18,6 +18,9 @@ from muninn.model.planner import Noise
 RowIndex = Tensor | slice
 """An index for rows; a slice where it is all of them, which copies nothing."""
 
+Group = tuple[tuple[int, ...], RowIndex]
+"""Evaluated steps, and the rows that share them: these share their weights, and move together."""
+
 Unread = tuple[int, Sequence[int], Tensor, float | None]
 """Step, rows, and for each row either the sum of its prediction and None, or the size of its
 divided difference and the error of the gap per unit of it."""
@@ -64,8 +67,8 @@ class RunState:
         """The row numbers behind an index."""
         return range(len(self.after)) if isinstance(members, slice) else members.tolist()
 
-    def groups(self, rows: list[int]) -> list[tuple[tuple[int, ...], RowIndex]]:
-        """Rows with equal evaluation history share their weights, so they move together."""
+    def groups(self, rows: list[int]) -> list[Group]:
+        """Rows by their evaluation history."""
         groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for row in rows:
             groups[self.nodes[row]].append(row)

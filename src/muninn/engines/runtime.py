@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
-from muninn.engines.gap import column_cache, difference_size, run_gap
-from muninn.engines.run_state import RowIndex, RunState
+from muninn.engines.gap import Gaps, difference_size
+from muninn.engines.run_state import Group, RunState
 from muninn.errors import DenoiserError, InputError
 from muninn.model.denoiser import Denoiser, check_prediction, own_loop
 from muninn.model.planner import Noise, Planner
@@ -57,7 +57,7 @@ class Runtime:
         self.on_failure = on_failure
         self._strict = strict  # calibration: only NaN and Inf may fall back, the rest is a bug
         self._forecaster = program.forecast.bind(planner.sampler, plan.emphasis)
-        self._columns = column_cache()
+        self._gaps = Gaps(planner.sampler, program.forecast.quantity)
         self._denoiser: Denoiser = planner.denoiser
         if planner.engine == "compile":
             from muninn.engines.compiled import CompiledDenoiser  # loads the compiler, seconds
@@ -82,14 +82,11 @@ class Runtime:
     ) -> tuple[Tensor, Record]:
         """One planning call: trajectories (batch, horizon, dim) and what it took.
 
-        Args:
-            context, noise, generator: of the call.
-            meanwhile: run once, before the host waits for the device for the first time.
+        ``meanwhile`` is run once, before the host waits for the device for the first time.
 
         Raises:
             InputError: context, noise and planner do not fit together.
-            DenoiserError: the denoiser failed, and ``on_failure="error"`` or full compute failed
-                as well.
+            DenoiserError: the denoiser failed, and so did full compute, or it was not wanted.
         """
         noise = self.planner.prepare(context, noise, generator)
         return self.run(context, noise, meanwhile)
@@ -146,7 +143,7 @@ class Runtime:
     def _evaluate(self, run: RunState, step: int, rows: list[int]) -> None:
         """Bring ``rows`` to ``step``, evaluate them there, take the step, and plan ahead."""
         groups = run.groups(rows)
-        states = [self._arrive(run, step, *group) for group in groups]
+        states = [self._arrive(run, step, group) for group in groups]
         if len(groups) == 1:
             state, own = states[0], select(run.context, groups[0][1])
         else:  # group by group, so that parts can be split off again
@@ -164,34 +161,27 @@ class Runtime:
         at = 0
         for group, part in zip(groups, states, strict=True):
             piece = slice(at, at := at + len(part))
-            self._commit(run, step, *group, state[piece], prediction[piece])
+            self._commit(run, step, group, state[piece], prediction[piece])
 
-    def _arrive(
-        self, run: RunState, step: int, nodes: tuple[int, ...], members: RowIndex
-    ) -> Tensor:
+    def _arrive(self, run: RunState, step: int, group: Group) -> Tensor:
         """State at ``step`` of rows with equal history, after a gap of forecasts if any."""
+        nodes, members = group
         if not nodes or step - nodes[-1] == 1:
             return run.after[members]
         weights = self._forecaster.extrapolate(nodes, step)
         values = _values(run.history[members], nodes)
-        return self._replay(run, nodes, weights, values, members)
+        return self._replay(run, group, weights, values)
 
     def _commit(
-        self,
-        run: RunState,
-        step: int,
-        nodes: tuple[int, ...],
-        members: RowIndex,
-        state: Tensor,
-        prediction: Tensor,
+        self, run: RunState, step: int, group: Group, state: Tensor, prediction: Tensor
     ) -> None:
         """Store an evaluation of rows with equal history, correct the state, step, plan ahead.
 
         ``state`` is the tensor the denoiser was given: one that clamps or conditions its input
         in place is followed, as in the plain sampler.
         """
-        planner, forecast = self.planner, self.program.forecast
-        sampler = planner.sampler
+        planner, sampler, forecast = self.planner, self.planner.sampler, self.program.forecast
+        nodes, members = group
         value = sampler.convert(state, prediction, step, forecast.quantity)
         history = run.history[members]
         newest = value.detach().to(torch.float32)
@@ -200,7 +190,7 @@ class Runtime:
         if forecast.look_back and nodes and step - nodes[-1] > 1:
             weights = self._forecaster.interpolate(nodes, step)
             values = [*_values(history, nodes), newest]
-            state = self._replay(run, nodes, weights, values, members)
+            state = self._replay(run, group, weights, values)
             after = sampler.step(state, value, step, xi, forecast.quantity)
             if planner.condition is not None:
                 after = planner.condition(after, own)
@@ -217,12 +207,12 @@ class Runtime:
         else:
             run.history[members] = history
         run.after[members] = after  # last: the prediction may be a view of it
-        self._plan_ahead(run, step, (*nodes, step)[-self._forecaster.memory :], members, history)
+        nodes = (*nodes, step)[-self._forecaster.memory :]
+        self._plan_ahead(run, step, (nodes, members), history)
 
-    def _plan_ahead(
-        self, run: RunState, step: int, nodes: tuple[int, ...], members: RowIndex, history: Tensor
-    ) -> None:
+    def _plan_ahead(self, run: RunState, step: int, group: Group, history: Tensor) -> None:
         """Set each row's next evaluation and charge it the estimated error of its gap."""
+        nodes, members = group
         plan, steps, rows = self.program.plan, len(self.planner.sampler), run.numbers(members)
         growth, values = self._forecaster.growth(nodes), _values(history, nodes)
         sizes = difference_size(self._forecaster, nodes, values, self.planner.shape[0])
@@ -248,20 +238,15 @@ class Runtime:
                 run.charged[row, step] = scale * float(growth[due - 1])
 
     def _replay(
-        self,
-        run: RunState,
-        nodes: tuple[int, ...],
-        weights: GapWeights,
-        values: list[Tensor],
-        members: RowIndex,
+        self, run: RunState, group: Group, weights: GapWeights, values: list[Tensor]
     ) -> Tensor:
         """Conditioned state after a gap, from the one after its last evaluation."""
-        planner, first, quantity = self.planner, nodes[-1] + 1, self.program.forecast.quantity
-        state, noise, sampler = run.after[members], run.noise, planner.sampler
-        x = run_gap(sampler, state, weights, values, first, quantity, noise, members, self._columns)
-        if planner.condition is None:
+        nodes, members = group
+        after, first = run.after[members], nodes[-1] + 1
+        x = self._gaps.run(after, weights, values, first, run.noise, members)
+        if self.planner.condition is None:
             return x
-        return planner.condition(x, select(run.context, members))
+        return self.planner.condition(x, select(run.context, members))
 
     # -- failure -----------------------------------------------------------------------------
 

@@ -34,8 +34,6 @@ class Noise:
 
     def to(self, dtype: torch.dtype) -> Noise:
         """The same draws in another precision."""
-        if self.initial.dtype == dtype:
-            return self
         steps = {step: draw.to(dtype) for step, draw in self.steps.items()}
         return Noise(self.initial.to(dtype), steps)
 

@@ -50,16 +50,11 @@ def prediction_grams(planner: Planner, context: Context, noise: Noise) -> dict[K
 
 @dataclass(frozen=True)
 class SegmentModel:
-    """How a segment is priced.
+    """How a segment is priced."""
 
-    Attributes:
-        feed_through: weight of the extrapolation error at the end of a gap, which disturbs the
-            evaluation there even when look-back repairs the state.
-        emphasis: as of a plan; below 0 for deterministic samplers, which repair early errors.
-    """
-
+    # Of the error at the end of a gap: it disturbs the evaluation even where look-back repairs it.
     feed_through: float
-    emphasis: float
+    emphasis: float  # as of a plan
 
 
 def segment_costs(
@@ -123,10 +118,7 @@ def _size(rows: FloatArray, gram: FloatArray) -> FloatArray:
 
 def anchor_positions(steps: int) -> list[int]:
     """Candidate anchors: every step, or an even grid of a long sampler."""
-    if steps <= MOST_POSITIONS:
-        return list(range(steps))
-    grid = np.unique(np.round(np.linspace(0, steps - 1, MOST_POSITIONS)).astype(int))
-    return [int(step) for step in grid]
+    return list(range(steps) if steps <= MOST_POSITIONS else spread_steps(steps, MOST_POSITIONS))
 
 
 def cheapest_anchors(costs: FloatArray, positions: list[int], most: int) -> dict[int, list[int]]:

@@ -55,36 +55,26 @@ class Forecaster(Protocol):
 
 
 class AnyForecast(Part):
-    """A forecast of any kind: what an engine needs of it.
-
-    Attributes:
-        quantity: parameterisation in which the forecast lives.
-        look_back: whether gaps are replayed with interpolated predictions.
-    """
+    """A forecast of any kind: what an engine needs of it."""
 
     part, unnamed, kinds = "forecast", "polynomial", {}
-    quantity: Kind
-    look_back: bool
+    quantity: Kind  # parameterisation in which the forecast lives
+    look_back: bool  # whether gaps are replayed with interpolated predictions
 
     def bind(self, sampler: Sampler, emphasis: float = 0.0) -> Forecaster:
-        """The weights for a sampler; a plan's ``emphasis`` enters the error estimate.
+        """The weights for a sampler, or InputError if it does not know the quantity.
 
-        Raises:
-            InputError: the sampler does not know the quantity.
+        A plan's ``emphasis`` enters the error estimate.
         """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Forecast(AnyForecast, kind="polynomial"):
-    """The polynomial through the last evaluated predictions.
-
-    Attributes:
-        order: 0 holds the last value (the paper's reuse), 1 is linear, 2 quadratic, 3 cubic.
-    """
+    """The polynomial through the last evaluated predictions."""
 
     quantity: Kind
-    order: int = 2
+    order: int = 2  # 0 holds the last value (the paper's reuse), 1 is linear, ..., 3 cubic
     look_back: bool = True
 
     def __post_init__(self) -> None:

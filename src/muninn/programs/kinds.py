@@ -17,14 +17,10 @@ class Part:
 
     A kind of it is a frozen dataclass of plain values; ``kind="..."`` in its class statement
     registers it under that name. Engines refuse kinds that they have no code for.
-
-    Attributes:
-        part: ``plan`` or ``forecast``; in JSON the key of the kind's name.
-        unnamed: the kind whose JSON has no name, because it was once the only one.
     """
 
-    part: ClassVar[str]
-    unnamed: ClassVar[str | None] = None
+    part: ClassVar[str]  # "plan" or "forecast"; in JSON the key of the kind's name
+    unnamed: ClassVar[str | None] = None  # the kind without a name in JSON: once the only one
     kinds: ClassVar[dict[str, Any]]
     kind: ClassVar[str] = "not registered"
 

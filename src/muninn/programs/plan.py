@@ -22,26 +22,22 @@ from muninn.programs.kinds import Part
 class Plan(Part):
     """A plan of any kind: what an engine needs of it.
 
-    Attributes:
-        fixed: the plan does not depend on the trajectory: nothing need be read from a device.
-        emphasis: weight of the error estimate at the noisy end, ``exp(emphasis)`` at the first
-            step and 1 at the last; below 0 where later evaluations repair early errors.
+    ``emphasis`` weighs the error estimate by ``exp(emphasis)`` at the first step and by 1 at the
+    last; it is below 0 where later evaluations repair early errors.
     """
 
     part, kinds = "plan", {}
-    fixed: ClassVar[bool]
+    fixed: ClassVar[bool]  # for every trajectory the same: nothing need be read from a device
     emphasis: float = 0.0
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """The next step to evaluate, in (step, steps), for one trajectory that was evaluated.
+        """The next step to evaluate, in (step, steps), after the evaluation at ``step``.
 
         Args:
-            step: the step just evaluated.
             steps: length of the sampler; its last step is always evaluated.
             used: evaluations of this call so far.
             growth: cumulated error estimate per unit of ``scale``, (steps,).
-            scale: size of the highest divided difference; NaN while the history is too short for
-                the forecast's order.
+            scale: size of the forecast's highest difference; NaN while its history is too short.
         """
         raise NotImplementedError
 
@@ -62,14 +58,10 @@ class Everywhere(Plan, kind="everywhere"):
 
 @dataclass(frozen=True)
 class Static(Plan, kind="static"):
-    """Evaluations at fixed steps, the same for every trajectory.
-
-    Attributes:
-        anchors: increasing steps; the first is 0, the last is the sampler's last.
-    """
+    """Evaluations at fixed steps, the same for every trajectory."""
 
     fixed: ClassVar[bool] = True
-    anchors: tuple[int, ...]
+    anchors: tuple[int, ...]  # increasing; the first is 0, the last is the sampler's last step
 
     def __post_init__(self) -> None:
         anchors = tuple(int(anchor) for anchor in self.anchors)
@@ -91,19 +83,13 @@ class Adaptive(Plan, kind="adaptive"):
 
     The estimate depends only on past evaluations, so the decision is taken once per evaluation,
     ahead of the steps it skips. Spends more on calls whose predictions bend more.
-
-    Attributes:
-        threshold: accumulated estimate, in units of the trajectory, that triggers an evaluation.
-        dense: steps at the start that are always evaluated.
-        longest: most steps between two evaluations.
-        cap: hard limit on evaluations per call; the last step is always among them.
     """
 
     fixed: ClassVar[bool] = False
-    threshold: float
-    dense: int = 3
-    longest: int = 1_000_000
-    cap: int = 1_000_000
+    threshold: float  # accumulated estimate, in units of the trajectory
+    dense: int = 3  # steps at the start that are always evaluated
+    longest: int = 1_000_000  # most steps between two evaluations
+    cap: int = 1_000_000  # most evaluations of a call; the last step is always among them
     emphasis: float = 0.0
 
     def __post_init__(self) -> None:
@@ -142,17 +128,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Family:
-    """Programs from conservative to aggressive; member 0 is Full. Frozen before certification.
+    """Programs from conservative to aggressive; member 0 is Full. Frozen before certification."""
 
-    Attributes:
-        forecast: shared by all members.
-        plans: member 0 is :class:`Everywhere`.
-        name: ``static`` or ``adaptive``, for people.
-    """
-
-    forecast: AnyForecast
+    forecast: AnyForecast  # shared by all members
     plans: tuple[Plan, ...]
-    name: str
+    name: str  # "static" or "adaptive", for people
 
     def __post_init__(self) -> None:
         if len(self.plans) < 2 or not isinstance(self.plans[0], Everywhere):

@@ -10,13 +10,12 @@ import muninn.engines.gap
 from analytic import mixture_denoiser
 from muninn.engines.choose import runtime_for
 from muninn.engines.gap import (
+    Gaps,
     Past,
     StepTable,
     _refuse_to_capture,
     collapse,
-    column_cache,
     lagrange,
-    run_gap,
     stacked_draws,
     vector_gap,
 )
@@ -49,17 +48,8 @@ def gap(sampler: Sampler, kind: str) -> torch.Tensor:
     forecaster = Forecast(kind, 2).bind(sampler)  # type: ignore[arg-type]
     weights = forecaster.extrapolate((4, 7, 12), 20)
     noise = Noise(draw(), {step: draw() for step in range(30)})
-    return run_gap(
-        sampler,
-        draw(),
-        weights,
-        [draw(), draw(), draw()],
-        13,
-        kind,
-        noise,
-        slice(None),  # type: ignore[arg-type]
-        muninn.engines.gap.column_cache(),
-    )
+    gaps = Gaps(sampler, kind)  # type: ignore[arg-type]
+    return gaps.run(draw(), weights, [draw(), draw(), draw()], 13, noise, slice(None))
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -127,16 +117,13 @@ def test_gaps_of_many_rows_equal_gaps_of_one_row(name: str) -> None:
             known = KNOWN[row].numpy()
             weights = interpolation_weights(variable[NODES[row].numpy()[known]], variable[gap])
             pick = torch.tensor([row])
-            expected = run_gap(
-                sampler,
+            expected = Gaps(sampler, kind).run(
                 x[pick],
                 tuple(tuple(line) for line in weights.tolist()),
                 [values[pick, j] for j in range(3) if known[j]],
                 int(FIRST[row]),
-                kind,
                 noise,
                 pick,
-                column_cache(),
             )
             scale = float(expected.abs().max())
             assert float((found[row] - expected[0]).abs().max()) <= 2e-5 * max(scale, 1.0)
