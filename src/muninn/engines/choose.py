@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from muninn.context import Context
+from muninn.engines.compiled import CompiledDenoiser
 from muninn.engines.runtime import OnFailure, Runtime
 from muninn.model.denoiser import Denoiser
 from muninn.model.planner import Planner
@@ -30,8 +31,6 @@ def denoiser_on_engine(planner: Planner) -> Denoiser:
     """The planner's denoiser as its engine runs it: compiled, in a graph, or as it is."""
     denoiser = planner.denoiser
     if planner.engine == "compile":
-        from muninn.engines.compiled import CompiledDenoiser
-
         denoiser = CompiledDenoiser(denoiser)
     if planner.engine == "eager" or planner.device.type != "cuda":
         return denoiser

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from muninn.context import Context
 from muninn.errors import DenoiserError
@@ -25,7 +24,11 @@ class CompiledDenoiser:
         """The prediction; DenoiserError where the network cannot be compiled."""
         try:
             return self._compiled(x, timestep, context)
-        except TorchDynamoException as error:
+        except Exception as error:
+            from torch._dynamo.exc import TorchDynamoException  # loads the compiler: seconds
+
+            if not isinstance(error, TorchDynamoException):
+                raise
             reason = str(error).strip().partition("\n")[0]
             raise DenoiserError(
                 f"the network cannot be compiled ({reason}); use engine='eager', or 'graph' on a "

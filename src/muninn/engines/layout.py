@@ -61,7 +61,8 @@ def channels_last(network: Network) -> Network:
     for parent in list(changed.modules()):
         for name, child in list(parent.named_children()):
             if (
-                type(child) in (nn.Conv1d, nn.ConvTranspose1d)
+                isinstance(child, nn.Conv1d | nn.ConvTranspose1d)
+                and type(child) in (nn.Conv1d, nn.ConvTranspose1d)
                 and child.padding_mode == "zeros"
                 and not isinstance(child.padding, str)
                 and not (child._forward_pre_hooks or child._forward_hooks)

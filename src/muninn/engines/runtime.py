@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
+from muninn.engines.compiled import CompiledDenoiser
 from muninn.engines.gap import Gaps, difference_size
 from muninn.engines.run_state import Group, RunState
 from muninn.errors import DenoiserError, InputError
-from muninn.model.denoiser import Denoiser, check_prediction, own_loop
+from muninn.model.denoiser import check_prediction, own_loop
 from muninn.model.planner import Noise, Planner
 from muninn.programs.forecast import GapWeights
 from muninn.programs.plan import Program, Static
@@ -58,10 +59,8 @@ class Runtime:
         self._strict = strict  # calibration: only NaN and Inf may fall back, the rest is a bug
         self._forecaster = program.forecast.bind(planner.sampler, plan.emphasis)
         self._gaps = Gaps(planner.sampler, program.forecast.quantity)
-        self._denoiser: Denoiser = planner.denoiser
+        self._denoiser = planner.denoiser
         if planner.engine == "compile":
-            from muninn.engines.compiled import CompiledDenoiser  # loads the compiler, seconds
-
             self._denoiser = CompiledDenoiser(planner.denoiser)
         self._set_up()
 

@@ -39,19 +39,15 @@ class Forecaster(Protocol):
 
     def extrapolate(self, nodes: tuple[int, ...], until: int) -> GapWeights:
         """Weights of the forecast of each step after the last node, before ``until``."""
-        ...
 
     def interpolate(self, nodes: tuple[int, ...], new: int) -> GapWeights:
         """The same weights once the prediction at step ``new`` is known too."""
-        ...
 
     def difference(self, nodes: tuple[int, ...]) -> tuple[float, ...] | None:
         """Weights of the sum whose size scales the error estimate; None with too few nodes."""
-        ...
 
     def growth(self, nodes: tuple[int, ...]) -> FloatArray:
         """Estimated error per unit of that size, cumulated over steps, (steps,)."""
-        ...
 
 
 class AnyForecast(Part):
