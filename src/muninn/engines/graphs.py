@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -111,7 +111,7 @@ class _InGraphs(Runtime):
             self._captured.clear()
 
     def _replayed(self, run: RunState) -> Any:
-        """A copy of what the captured work wrote for the inputs of a call."""
+        """Run captured work on the inputs of a call."""
         with self._turns.take(), _ready(self.planner.device):
             return self._captured.get(run.noise, run.context).replay(run)
 
@@ -127,28 +127,21 @@ class _Call:
         buffers, inputs = self._inputs = _buffers(sampler, noise, context, 0)
 
         def call() -> RunState:
-            run = RunState.blank(buffers, inputs, len(sampler))
+            run = RunState(buffers, inputs, len(sampler))
             runtime._run(run)
             return run
 
         self._graph, self._run = capture(call, runtime.planner.device, pool)
 
-    def replay(self, run: RunState) -> RunState:
-        """The state of the call ``run``, not yet read by the host."""
+    def replay(self, run: RunState) -> None:
+        """Run a call; the host has not read its state yet."""
         _fill(*self._inputs, run)
         wrote, packed = self._run, self._run.packed
         assert packed is not None  # every row shares the steps of a fixed plan
         packed.fill_(math.nan)  # a replay that does nothing fails, as NaN does
         self._graph.replay()
-        return replace(
-            run,
-            after=wrote.after.clone(),
-            evaluations=wrote.evaluations.copy(),
-            evaluated=wrote.evaluated.copy(),
-            charged=wrote.charged.copy(),
-            unread=list(wrote.unread),
-            packed=packed.clone(),
-        )
+        run.after, run.packed, run.unread = wrote.after.clone(), packed.clone(), [*wrote.unread]
+        run.evaluations, run.evaluated = wrote.evaluations.copy(), wrote.evaluated.copy()
 
 
 class GraphRuntime(_InGraphs):
@@ -161,10 +154,9 @@ class GraphRuntime(_InGraphs):
         if not self.program.plan.fixed:
             raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
 
-    def _attempt(self, run: RunState) -> RunState:
-        done: RunState = self._replayed(run)
-        done.read()
-        return done
+    def _attempt(self, run: RunState) -> None:
+        self._replayed(run)
+        run.read()
 
 
 # -- adaptive plans ----------------------------------------------------------------------------
@@ -268,6 +260,5 @@ class RoundGraphRuntime(_InGraphs, RoundRuntime):
 
     _work = _Rounds
 
-    def _attempt(self, run: RunState) -> RunState:
+    def _attempt(self, run: RunState) -> None:
         self._outcome(run, self._replayed(run))
-        return run

@@ -81,14 +81,13 @@ class RoundRuntime(Runtime):
         # As a tensor: a kernel takes plain numbers in single precision.
         self._limits = torch.tensor([self._per_step, threshold], dtype=torch.float64, device=device)
 
-    def _attempt(self, run: RunState) -> RunState:
+    def _attempt(self, run: RunState) -> None:
         rows = self._begin(run.noise, run.context)
         draws = stacked_draws(self.planner.sampler, run.noise)
         try:
             self._rounds(rows, draws, run.context)
         finally:  # what a call spent before it failed counts too
             self._outcome(run, rows)
-        return run
 
     def _rounds(self, rows: Rows, draws: Tensor | None, context: Context) -> None:
         """Rounds until every row is at the end."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import isfinite
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,40 +26,27 @@ divided difference and the error of the gap per unit of it."""
 _SUM = torch.float64  # finite terms of any dtype cannot overflow it
 
 
-@dataclass
 class RunState:
-    """Inputs and mutable state of one call of a runtime; lives and dies inside it."""
+    """Inputs and mutable state of one call of a runtime; lives and dies inside it.
 
-    noise: Noise
-    context: Context
-    after: Tensor  # state right after each row's last evaluation; at first x_T
-    history: Tensor  # (batch, memory, *shape) fp32, newest last
-    nodes: list[tuple[int, ...]]
-    due: list[int]
-    evaluations: npt.NDArray[np.int64]
-    evaluated: npt.NDArray[np.bool_]
-    charged: npt.NDArray[np.float64]  # estimated error of the gap after each evaluated step
-    failed: dict[int, str] = field(default_factory=dict)
-    unread: list[Unread] = field(default_factory=list)  # still on the device
-    packed: Tensor | None = None  # all of it in one tensor, where every row shares its steps
-    dtype: torch.dtype | None = None
-    meanwhile: Callable[[], None] | None = None  # what the host does while the device is busy
+    At first every row is due at the first of ``steps`` steps.
+    """
 
-    @classmethod
-    def blank(cls, noise: Noise, context: Context, steps: int) -> RunState:
-        """Before the first of ``steps`` steps, where every row is due."""
+    def __init__(self, noise: Noise, context: Context, steps: int) -> None:
         rows = len(noise.initial)
-        return cls(
-            noise,
-            context,
-            after=noise.initial,
-            history=torch.empty(0),
-            nodes=[()] * rows,
-            due=[0] * rows,
-            evaluations=np.zeros(rows, np.int64),
-            evaluated=np.zeros((rows, steps), np.bool_),
-            charged=np.zeros((rows, steps), np.float64),
-        )
+        self.noise, self.context = noise, context
+        self.after = noise.initial  # state right after each row's last evaluation; at first x_T
+        self.history = torch.empty(0)  # (batch, memory, *shape) fp32, newest last
+        self.nodes: list[tuple[int, ...]] = [()] * rows
+        self.due = [0] * rows
+        self.evaluations = np.zeros(rows, np.int64)
+        self.evaluated = np.zeros((rows, steps), np.bool_)
+        self.charged = np.zeros((rows, steps))  # estimated error of the gap after each evaluation
+        self.failed: dict[int, str] = {}
+        self.unread: list[Unread] = []  # still on the device
+        self.packed: Tensor | None = None  # all of it, where every row shares its steps
+        self.dtype: torch.dtype | None = None
+        self.meanwhile: Callable[[], None] | None = None  # for the host while the device is busy
 
     def numbers(self, members: RowIndex) -> Sequence[int]:
         """The row numbers behind an index."""

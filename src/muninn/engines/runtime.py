@@ -96,11 +96,11 @@ class Runtime:
     ) -> tuple[Tensor, Record]:
         """A call whose noise :meth:`Planner.prepare` has drawn or checked."""
         began = time.perf_counter()
-        run = RunState.blank(noise, context, len(self.planner.sampler))
+        run = RunState(noise, context, len(self.planner.sampler))
         run.meanwhile = meanwhile
         try:
             with own_loop():
-                run = self._attempt(run)
+                self._attempt(run)
         except DenoiserError as error:
             if self.on_failure == "error" or self._strict:
                 raise
@@ -118,11 +118,10 @@ class Runtime:
         )
         return run.after, record
 
-    def _attempt(self, run: RunState) -> RunState:
+    def _attempt(self, run: RunState) -> None:
         """Plan every row; what an engine does in its own way."""
         self._run(run)
         run.read()
-        return run
 
     # -- the loop ----------------------------------------------------------------------------
 

@@ -129,9 +129,10 @@ class Planner:
         if seeds is not None:
             # Drawn on the CPU: a GPU's numbers depend on the shape of the launch.
             own = [torch.Generator().manual_seed(seed) for seed in seeds]
+            form: Any = {"dtype": self.dtype, "device": "cpu"}
 
             def draw() -> Tensor:
-                rows = [torch.randn(self.shape, generator=g, dtype=self.dtype) for g in own]
+                rows = [torch.randn(self.shape, generator=each, **form) for each in own]
                 return torch.stack(rows).to(self.device)
         else:
             shape = (1 if batch is None else batch, *self.shape)
