@@ -152,21 +152,17 @@ class Interceptor:
         x, timestep = self._read(*args, **kwargs)
         step = self._step(timestep)
         run = self._follow(x, step)
-        skipped = run.reason is None and step is not None and step < run.due
-        if step is not None and skipped:
-            output = self._forecast(run, x, step)
+        if step is not None and run.reason is None and step < run.due:
+            output, run.step = self._forecast(run, x, step), step
         else:
             output = self._network(*args, **kwargs)
             run.evaluations += 1
-        if step is not None:
-            run.step = step
-            run.evaluated[step] |= not skipped
-            if run.reason is None and not skipped:
-                self._keep(run, x, output, step)
+            if step is not None:
+                run.step, run.evaluated[step] = step, True
+                if run.reason is None:
+                    self._keep(run, x, output, step)
         run.ended = time.perf_counter()
         return output
-
-    # -- which run, which step -------------------------------------------------------------------
 
     def _step(self, timestep: Any) -> int | None:
         """The sampler's step at a timestep, or None. Read at once: views may be rewritten."""
@@ -213,8 +209,6 @@ class Interceptor:
             return f"an adaptive plan decides per trajectory, and the loop samples {run.rows}"
         return None
 
-    # -- evaluation and forecast -----------------------------------------------------------------
-
     @torch.no_grad()
     def _keep(self, run: _Run, x: Tensor, output: Any, step: int) -> None:
         """Store a private copy of an evaluation and name the next. The loop may rewrite ours."""
@@ -245,8 +239,6 @@ class Interceptor:
         value = weighted_sum(row, run.history)
         from_state, from_prediction = self._planner.sampler.conversion(step, self._quantity)
         return value.sub_(x, alpha=from_state).div_(from_prediction).to(run.answers)
-
-    # -- on and off ------------------------------------------------------------------------------
 
     def install(self, module: nn.Module) -> None:
         """Put this in the place of the module's own ``forward``, on that object."""

@@ -123,8 +123,6 @@ class Runtime:
         self._run(run)
         run.read()
 
-    # -- the loop ----------------------------------------------------------------------------
-
     def _run(self, run: RunState) -> None:
         """Carry every row to the last step; with a fixed plan nothing is read by the host."""
         planner = self.planner
@@ -245,8 +243,6 @@ class Runtime:
         if self.planner.condition is None:
             return x
         return self.planner.condition(x, select(run.context, members))
-
-    # -- failure -----------------------------------------------------------------------------
 
     def _recover(self, run: RunState) -> None:
         """Full compute for failed rows, or the error the user asked for."""

@@ -123,8 +123,6 @@ class Sampler:
             "table": self._digest,
         }
 
-    # -- parameterisations -------------------------------------------------------------------
-
     def _to_sample(self, step: Step, kind: Kind) -> tuple[float, float]:
         """(u, w) with x0 = u * x + w * p."""
         if kind == "sample":
@@ -172,8 +170,6 @@ class Sampler:
         if from_state == 0.0:
             return prediction if from_prediction == 1.0 else prediction * from_prediction
         return (x * from_state).add_(prediction, alpha=from_prediction)
-
-    # -- the step ----------------------------------------------------------------------------
 
     def _unclipped(self, step: Step, kind: Kind) -> tuple[float, float]:
         """Weights of the state and of a prediction in the next state, without clipping."""
@@ -244,8 +240,6 @@ class Sampler:
             if from_prediction != 0.0:
                 after.add_(prediction, alpha=from_prediction)
         return after if noise is None else after.add_(noise, alpha=self.steps[index].from_noise)
-
-    # -- coefficients of the published analysis ------------------------------------------------
 
     def coefficients(self, index: int, kind: Kind | None = None) -> tuple[float, float]:
         """Lipschitz constants (K, L') of a step in its state and its prediction.

@@ -44,7 +44,7 @@ def ddpm(
             "from_noise": math.sqrt(variance),
         }
         table.append(_diffusion_step(timestep, now, after, **update, draws_noise=timestep > 0))
-    details = _schedule_details(schedule, spacing, offset)
+    details = _details(schedule, spacing, offset)
     return Sampler("ddpm", kind, table, flow=False, clip=clip, details=details)
 
 
@@ -90,7 +90,7 @@ def ddim(
             "from_noise": deviation,
         }
         table.append(_diffusion_step(timestep, now, after, **update, draws_noise=eta > 0.0))
-    details = _schedule_details(schedule, spacing, offset) | {"eta": eta, "end_clean": end_clean}
+    details = {**_details(schedule, spacing, offset), "eta": eta, "end_clean": end_clean}
     return Sampler(
         "ddim", kind, table, flow=False, clip=clip, keep_epsilon=keep_epsilon, details=details
     )
@@ -132,7 +132,7 @@ def euler(
     return Sampler("euler", kind, table, flow=True, clip=clip, velocity_sign=sign, details=details)
 
 
-def _schedule_details(schedule: Schedule, spacing: Spacing, offset: int) -> dict[str, Any]:
+def _details(schedule: Schedule, spacing: Spacing, offset: int) -> dict[str, Any]:
     return {
         "schedule": schedule.name,
         "schedule_digest": schedule.digest(),

@@ -68,42 +68,33 @@ def segment_costs(
     variable = smooth_variable(planner.sampler)
     weights = error_weights(planner.sampler, forecast.quantity, model.emphasis)
     weights = np.where(np.isfinite(weights), weights, 0.0)
+
+    def gap_error(begin: int, end: int, closed: bool) -> FloatArray:
+        """Coefficients (steps,) on the true predictions whose sum is the error of a gap.
+
+        ``closed`` gaps are repaired: their end is known. Earlier nodes are assumed as far apart as
+        this gap is long, as they are in a smooth plan.
+        """
+        spacing = end - begin
+        nodes = sorted({max(begin - spacing * back, 0) for back in range(forecast.order + 1)})
+        nodes += [end] * closed
+        gap = np.arange(begin + 1, end)
+        row = np.zeros_like(variable)
+        row[gap] = weights[gap]
+        if gap.size:
+            row[nodes] -= weights[gap] @ interpolation_weights(variable[nodes], variable[gap])
+        return row
+
     usable = np.nan_to_num(gram)
     costs = np.full((len(positions), len(positions)), np.inf)
     for place, begin in enumerate(positions[:-1]):
         ends = positions[place + 1 :]
-        prices = []
-        for closed in (False, True) if forecast.look_back else (False,):
-            rows = [_gap_error(begin, end, variable, weights, forecast, closed) for end in ends]
-            prices.append(_size(np.stack(rows), usable))
-        ahead, repaired = prices[0], prices[-1]
-        price = repaired + model.feed_through * ahead if forecast.look_back else ahead
+        price = _size(np.stack([gap_error(begin, end, False) for end in ends]), usable)
+        if forecast.look_back:
+            repaired = np.stack([gap_error(begin, end, True) for end in ends])
+            price = _size(repaired, usable) + model.feed_through * price
         costs[place, place + 1 :] = price
     return costs
-
-
-def _gap_error(
-    begin: int,
-    end: int,
-    variable: FloatArray,
-    weights: FloatArray,
-    forecast: Forecast,
-    closed: bool,
-) -> FloatArray:
-    """Coefficients (steps,) on the true predictions whose sum is the error of a gap.
-
-    ``closed`` gaps are repaired: their end is known. Earlier nodes are assumed as far apart as
-    this gap is long, as they are in a smooth plan.
-    """
-    spacing = end - begin
-    nodes = sorted({max(begin - spacing * back, 0) for back in range(forecast.order + 1)})
-    nodes += [end] * closed
-    gap = np.arange(begin + 1, end)
-    row = np.zeros_like(variable)
-    row[gap] = weights[gap]
-    if gap.size:
-        row[nodes] -= weights[gap] @ interpolation_weights(variable[nodes], variable[gap])
-    return row
 
 
 def _size(rows: FloatArray, gram: FloatArray) -> FloatArray:
