@@ -212,10 +212,8 @@ def vector_gap(table: StepTable, past: Past, until: Tensor, noise: Tensor | None
     """States after each row's steps from ``past.first`` to ``until - 1``, on its own polynomial.
 
     A row with ``first >= until`` (rows,) is returned as it is. ``table`` is of the forecast
-    quantity; ``noise`` are the draws of the call, (draws, rows, *shape), or None.
-
-    Raises:
-        DenoiserError: a CUDA graph is being captured, and the kernel cannot run.
+    quantity; ``noise`` are the draws of the call, (draws, rows, *shape), or None. DenoiserError
+    while a CUDA graph is being captured and the kernel cannot run.
     """
     x = past.after
     if x.is_cuda and x.dtype != torch.float64:  # the kernel is float32

@@ -119,7 +119,7 @@ class _InGraphs(Runtime):
 # -- fixed plans -------------------------------------------------------------------------------
 
 
-class _Call:
+class _CapturedCall:
     """A captured call: its graph, its input buffers and the state that it writes."""
 
     def __init__(self, runtime: Runtime, noise: Noise, context: Context, pool: Any) -> None:
@@ -147,7 +147,7 @@ class _Call:
 class GraphRuntime(_InGraphs):
     """Runs a program with a fixed plan as one CUDA graph per shape: the eager loop, captured."""
 
-    _work = _Call
+    _work = _CapturedCall
 
     def _set_up(self) -> None:
         super()._set_up()

@@ -47,9 +47,8 @@ class Rows:
 class RoundRuntime(Runtime):
     """Runs a program on many rows, each at its own pace.
 
-    Raises:
-        InputError: there is no code here for the kind of plan or of forecast. Subclasses count as
-            kinds of their own: what they override would not be run.
+    InputError for kinds of plans and forecasts without code here, and for subclasses of known ones:
+    what they override would not be run.
     """
 
     def _set_up(self) -> None:

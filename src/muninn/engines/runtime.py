@@ -119,7 +119,7 @@ class Runtime:
         return run.after, record
 
     def _attempt(self, run: RunState) -> None:
-        """Plan every row; what an engine does in its own way."""
+        """Carry every row to the end; each engine does it in its own way."""
         self._run(run)
         run.read()
 

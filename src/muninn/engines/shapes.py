@@ -46,11 +46,10 @@ class Shapes(Generic[Result]):
         self._pool: Any = None
 
     def get(self, noise: Noise, context: Context) -> Result:
-        """The captured work for these inputs; made if it is the first of its shape.
+        """The captured work for these inputs, made at the first call of their shape.
 
-        Raises:
-            DenoiserError: it cannot be captured. A few calls of a shape try, until the weights
-                are moved; where it is memory that is missing, every call tries.
+        DenoiserError if it cannot be captured: a few calls try, until the weights are moved; every
+        call tries where it is memory that is missing.
         """
         rounding = str(arithmetic(noise.initial.device))
         key = (tuple(noise.initial.shape), signature(context), rounding)

@@ -206,9 +206,7 @@ class Sampler:
         """Next state from ``x`` (batch, ...) before step ``index`` and a prediction of its shape.
 
         Neither is written to. ``kind`` is what the prediction is; the network's own by default.
-
-        Raises:
-            InputError: the step draws noise and there is none.
+        InputError where the step draws noise and there is none.
         """
         if prediction.dtype != x.dtype:
             prediction = prediction.to(x.dtype)
