@@ -239,5 +239,5 @@ def _refuse_to_capture(dtype: torch.dtype) -> None:
     if torch.cuda.is_current_stream_capturing():
         reason = "are not for states in float64; use a float32 planner"
         if dtype != torch.float64:
-            reason = "need Triton, which is missing or cannot build here; install it and a C compiler"
+            reason = "need Triton, which is missing or cannot build; install it and a C compiler"
         raise DenoiserError(f"adaptive plans in CUDA graphs {reason}, or use a static plan")
