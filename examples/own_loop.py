@@ -6,8 +6,7 @@ Prefer ``muninn.cache`` where you may replace the loop: it looks back, and needs
 import torch
 
 import muninn
-from muninn.adapters.call_level import intercept
-from muninn.adapters.without_look_back import tune_without_look_back
+from muninn.adapters.call_level import intercept, tune_without_look_back
 
 schedule = muninn.Schedule.cosine(50)
 signal = torch.tensor([1.0, *schedule.alpha_bar], dtype=torch.float32).sqrt()

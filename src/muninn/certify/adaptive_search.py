@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from muninn.certify.search import Search
 from muninn.certify.static_search import SAFE, SMALL, Found
-from muninn.programs.forecast import Forecast
+from muninn.programs.forecast import AnyForecast
 from muninn.programs.plan import Adaptive, Everywhere, Family, Program
 
 EMPHASES = (-4.0, -2.0, 0.0)
 ADAPTIVE_SPREAD = (0.12, 0.35, 0.6, 0.8, 0.95, 1.1, 1.35)
 
 
-def adaptive_family(search: Search, forecasts: list[Forecast]) -> Found | None:
+def adaptive_family(search: Search, forecasts: Sequence[AnyForecast]) -> Found | None:
     """Thresholds around the largest one that keeps the tolerance, for the best forecast."""
     steps = len(search.paired.planner.sampler)
-    found: list[tuple[float, Forecast, Adaptive]] = []
+    found: list[tuple[float, AnyForecast, Adaptive]] = []
     for forecast in forecasts:
-        starts = {max(forecast.order + 1, 2)}
+        starts = {forecast.bind(search.paired.planner.sampler).memory}
         if search.paired.planner.sampler.stochastic:
             starts |= {steps // 5, steps * 2 // 5}  # modes of a stochastic chain are decided early
         for dense in sorted(start for start in starts if start + 1 < steps):
@@ -47,7 +48,7 @@ def adaptive_family(search: Search, forecasts: list[Forecast]) -> Found | None:
     return Found(family, Program(forecast, plan))
 
 
-def _largest_threshold(search: Search, forecast: Forecast, plan: Adaptive) -> Adaptive | None:
+def _largest_threshold(search: Search, forecast: AnyForecast, plan: Adaptive) -> Adaptive | None:
     """The plan with the largest threshold that keeps the tolerance, bisected in its logarithm."""
     low, high = -7.0, 2.0  # powers of ten, in units of the trajectory
     kept = None
@@ -61,7 +62,7 @@ def _largest_threshold(search: Search, forecast: Forecast, plan: Adaptive) -> Ad
     return kept
 
 
-def _threshold_for(search: Search, forecast: Forecast, plan: Adaptive, ratio: float) -> float:
+def _threshold_for(search: Search, forecast: AnyForecast, plan: Adaptive, ratio: float) -> float:
     """The threshold at which the plan takes ``ratio`` times as many evaluations."""
     wanted = ratio * search.score(Program(forecast, plan), SMALL).evaluations
     low, high = -9.0, math.log10(plan.threshold)

@@ -219,7 +219,7 @@ class CachedPlanner:
             looked: list[Callable[[], str | None]] = []
             since = None if self._watch is None else self._watch.mark()
             try:
-                trajectory, record = self._runtime.plan(
+                trajectory, record = self._runtime.run(
                     context, noise, lambda: looked.append(self._look(since))
                 )
                 reason = looked[0]()
@@ -249,7 +249,7 @@ class CachedPlanner:
         log_once(f"running full compute: {reason}")
 
     def _in_full(self, context: Context, noise: Noise, reason: str | None) -> tuple[Tensor, Record]:
-        trajectory, record = self._full.plan(context, noise)
+        trajectory, record = self._full.run(context, noise)
         return trajectory, replace(record, fallback=(reason,) * len(trajectory))
 
 

@@ -17,13 +17,12 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
     )
     facts = Table(show_header=False, box=None)
     identity, counts = certificate.identity, certificate.counts
-    sampler, forecast = identity["sampler"], certificate.family.forecast
+    sampler = identity["sampler"]
     rows = {
         "program": f"member {certificate.member} of the {certificate.family.name} family "
         f"(0 is full compute, {len(certificate.family) - 1} the most aggressive)",
         "plan": str(certificate.program.plan.to_json()),
-        "forecast": f"{forecast.quantity}, order {forecast.order}, "
-        f"look-back {'on' if forecast.look_back else 'off'}",
+        "forecast": str(certificate.family.forecast),
         "per-call bound": f"Dhat = max(m(A) + {certificate.bound.quantile:.4g}, 0), covers with "
         f"probability {1 - certificate.risk:g} on average over calls",
         "calibrated on": f"{counts['certify']} {certificate.unit}s to certify, {counts['bound']} "

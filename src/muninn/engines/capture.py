@@ -22,13 +22,9 @@ def capture(
 ) -> tuple[Any, Result]:
     """A graph of what a function does on the device, and the result that replays overwrite.
 
-    Under autocast the graph holds the casts of the weights: copies that autocast has cached are
-    freed when the caller leaves it, while a graph would go on reading them.
-
-    Args:
-        function: what is captured; run a few times before.
-        device: where.
-        pool: memory that several graphs share, which then must not be replayed at the same time.
+    The function is run a few times before. Graphs that share a ``pool`` of memory must not be
+    replayed at the same time. Under autocast the graph holds the casts of the weights: copies
+    that autocast has cached are freed when the caller leaves it, and a graph would still read them.
 
     Raises:
         RuntimeError: what the function did cannot be captured; nothing is left behind. Whatever
@@ -58,11 +54,8 @@ def capture(
 
 
 def _stream_on(index: int) -> Any:
-    """The stream on which work of a device is captured.
-
-    Not torch's own, which is one for all devices: it belongs to the one that captured first, and
-    the graph of another would be empty, its work done once and never replayed.
-    """
+    """The stream on which work of a device is captured. Torch has one for all devices, and it is of
+    the device that captured first: the graph of another would be empty."""
     if index not in _STREAMS:
         _STREAMS[index] = torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
     return _STREAMS[index]
@@ -85,11 +78,8 @@ def _recording(graph: Any, stream: Any, pool: Any = None) -> Iterator[None]:
 
 @contextmanager
 def _no_cached_casts() -> Iterator[None]:
-    """Has autocast cast weights anew each time, and forget what it cast before.
-
-    Its cache is one for all threads. What others put there is not used here, and they never see
-    what is cast here, which holds no values before the graph is replayed.
-    """
+    """Switch off autocast's cache, which all threads share: what others cast is not used here, and
+    they never see what is cast here, which holds no values before the graph is replayed."""
     enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
@@ -121,11 +111,7 @@ def _heal(before: Any, stream: Any, pool: Any) -> None:
     capture mode, in which they draw nothing, until a capture succeeds. All that is so only where
     CUDA broke the capture off. An exception of Python leaves a capture that torch ends as usual;
     then the allocator no longer serves the pool, says so in an error, and the graph releases it.
-
-    Args:
-        before: the stream that the thread was on.
-        stream: the capture stream.
-        pool: of the failed capture.
+    ``before`` is the stream that the thread was on, ``stream`` the one on which it captured.
     """
     torch.cuda.set_stream(before)
     with suppress(RuntimeError):
@@ -143,9 +129,8 @@ def _heal(before: Any, stream: Any, pool: Any) -> None:
 def forget_workspaces() -> None:
     """Have torch drop the scratch memory of matrix products that it keeps for every stream.
 
-    Before a capture, so that the graph gets scratch memory of its own: graphs that share it could
-    not run at the same time. After it, so that the memory goes when the graph goes: 32 MB for each
-    stream that was ever used, on a Hopper GPU.
+    Before a capture, so that the graph gets its own: graphs that share it could not run at the
+    same time. After it, so that it goes when the graph goes: 32 MB a stream on a Hopper GPU.
     """
     forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if forget is not None:

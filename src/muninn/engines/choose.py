@@ -5,6 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from muninn.context import Context
+from muninn.engines.capture import capture
+from muninn.engines.compiled import CompiledDenoiser
+from muninn.engines.graphs import GraphRuntime, RoundGraphRuntime
 from muninn.engines.runtime import OnFailure, Runtime
 from muninn.model.denoiser import Denoiser
 from muninn.model.planner import Planner
@@ -15,14 +18,9 @@ def runtime_for(
     planner: Planner, program: Program, *, on_failure: OnFailure = "full", strict: bool = False
 ) -> Runtime:
     """The runtime of ``planner.engine`` for a program."""
-    in_graphs = planner.engine == "graph" or (
-        planner.engine == "compile" and planner.device.type == "cuda"
-    )
-    if not in_graphs:
-        return Runtime(planner, program, on_failure=on_failure, strict=strict)
-    from muninn.engines.graphs import GraphRuntime, RoundGraphRuntime
-
-    engine = GraphRuntime if program.plan.fixed else RoundGraphRuntime
+    engine: type[Runtime] = Runtime
+    if planner.engine == "graph" or (planner.engine, planner.device.type) == ("compile", "cuda"):
+        engine = GraphRuntime if program.plan.fixed else RoundGraphRuntime
     return engine(planner, program, on_failure=on_failure, strict=strict)
 
 
@@ -30,12 +28,9 @@ def denoiser_on_engine(planner: Planner) -> Denoiser:
     """The planner's denoiser as its engine runs it: compiled, in a graph, or as it is."""
     denoiser = planner.denoiser
     if planner.engine == "compile":
-        from muninn.engines.compiled import CompiledDenoiser
-
         denoiser = CompiledDenoiser(denoiser)
     if planner.engine == "eager" or planner.device.type != "cuda":
         return denoiser
-    from muninn.engines.capture import capture
 
     def captured(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         graph, answer = capture(lambda: denoiser(x, timestep, context), planner.device)

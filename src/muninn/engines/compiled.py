@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from muninn.context import Context
 from muninn.errors import DenoiserError
@@ -12,27 +11,24 @@ from muninn.model.denoiser import Denoiser
 
 
 class CompiledDenoiser:
-    """A denoiser whose operations are fused by the compiler; compiled at its first call.
+    """A denoiser whose operations the compiler fuses at its first call.
 
-    Kernels of one shape come from the cache of ``torch.compile``, so that several runtimes of one
-    denoiser compile it once.
-
-    Args:
-        denoiser: any callable; what it does must not depend on Python state that changes.
+    What it does must not depend on Python state that changes. Kernels come from the cache of
+    ``torch.compile``, so that several runtimes of one denoiser compile it once.
     """
 
     def __init__(self, denoiser: Denoiser) -> None:
         self._compiled: Denoiser = torch.compile(denoiser)
 
     def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        """The prediction.
-
-        Raises:
-            DenoiserError: it cannot be compiled here.
-        """
+        """The prediction; DenoiserError where the network cannot be compiled."""
         try:
             return self._compiled(x, timestep, context)
-        except TorchDynamoException as error:
+        except Exception as error:
+            from torch._dynamo.exc import TorchDynamoException  # loads the compiler: seconds
+
+            if not isinstance(error, TorchDynamoException):
+                raise
             reason = str(error).strip().partition("\n")[0]
             raise DenoiserError(
                 f"the network cannot be compiled ({reason}); use engine='eager', or 'graph' on a "

@@ -9,22 +9,24 @@ those are is decided on the device, and the host reads after each round only who
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from muninn.context import Context, copy_into, select
 from muninn.engines.capture import capture
+from muninn.engines.gap import stacked_draws
 from muninn.engines.rounds import RoundRuntime, Rows
 from muninn.engines.run_state import RunState
 from muninn.engines.runtime import Runtime
 from muninn.engines.shapes import Shapes
-from muninn.engines.vector_gap import stacked_draws
 from muninn.errors import DenoiserError, InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Sampler
@@ -41,34 +43,29 @@ def require_cuda(planner: Planner) -> None:
 
 @contextmanager
 def _ready(device: torch.device) -> Iterator[None]:
-    """Makes the device the current one, and tensors such that any later call may write to them.
-
-    Some kernels are launched on the current device, wherever their tensors are. Buffers made in
-    inference mode could not be written to outside of it.
-    """
+    """Make the device the current one, where some kernels run wherever their tensors are, and leave
+    inference mode: buffers made in it could not be written to outside of it."""
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with current, torch.inference_mode(False), torch.no_grad():
         yield
 
 
 def _buffers(sampler: Sampler, noise: Noise, context: Context, spare: int) -> tuple[Noise, Context]:
-    """Input buffers with the given values, and ``spare`` more rows than the call has.
-
-    Draws of steps that draw nothing are left out: the next call may lack them.
-    """
+    """Input buffers with the given values and ``spare`` more rows, without draws that no step
+    uses: the next call may lack them."""
     rows = len(noise.initial)
     index = torch.arange(rows + spare, device=noise.initial.device).clamp_max(rows - 1)
-    drawn = [number for number, step in enumerate(sampler.steps) if step.draws_noise]
-    needed = Noise(noise.initial, {number: noise.steps[number] for number in drawn})
+    needed = Noise(noise.initial, {step: noise.steps[step] for step in sampler.drawing})
     return needed.select(index), select(context, index)
 
 
-def _fill(buffers: Noise, noise: Noise, into: Context, context: Context) -> None:
-    rows = len(noise.initial)
-    buffers.initial[:rows].copy_(noise.initial, non_blocking=True)
+def _fill(buffers: Noise, into: Context, run: RunState) -> None:
+    """Copy the inputs of a call into the buffers that captured work reads."""
+    rows = len(run.noise.initial)
+    buffers.initial[:rows].copy_(run.noise.initial, non_blocking=True)
     for step, draw in buffers.steps.items():
-        draw[:rows].copy_(noise.steps[step], non_blocking=True)
-    copy_into(into, context)
+        draw[:rows].copy_(run.noise.steps[step], non_blocking=True)
+    copy_into(into, run.context)
 
 
 class Turns:
@@ -79,96 +76,87 @@ class Turns:
         self._lock = threading.Lock()
         self._done: Any = None
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        try:
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Wait for the turn before, on the host and on the device."""
+        with self._lock:
             if self._done is not None:
                 torch.cuda.current_stream(self._device).wait_event(self._done)
-        except BaseException:
-            self._lock.release()
-            raise
+            try:
+                yield
+            finally:
+                if self._device.type == "cuda":
+                    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    done.record(torch.cuda.current_stream(self._device))
+                    self._done = done
 
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._device.type == "cuda":
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record(torch.cuda.current_stream(self._device))
-                self._done = done
-        finally:
-            self._lock.release()
+
+class _InGraphs(Runtime):
+    """Calls as captured work, made once per shape of the inputs; threads take turns.
+
+    A call that cannot be captured fails as one whose denoiser fails: full compute, or an error.
+    InputError if the planner is not on a CUDA device.
+    """
+
+    _work: ClassVar[Any]  # made of (runtime, noise, context, pool); has replay(run)
+
+    def _set_up(self) -> None:
+        require_cuda(self.planner)
+        super()._set_up()
+        self._captured: Shapes[Any] = Shapes(self.planner, partial(self._work, self))
+        self._turns = Turns(self.planner.device)
+
+    def forget(self) -> None:
+        with self._turns.take():
+            self._captured.clear()
+
+    def _replayed(self, run: RunState) -> Any:
+        """Run captured work on the inputs of a call."""
+        with self._turns.take(), _ready(self.planner.device):
+            return self._captured.get(run.noise, run.context).replay(run)
 
 
 # -- fixed plans -------------------------------------------------------------------------------
 
 
-@dataclass
-class _Call:
+class _CapturedCall:
     """A captured call: its graph, its input buffers and the state that it writes."""
 
-    graph: Any
-    noise: Noise
-    context: Context
-    run: RunState
-
-
-class GraphRuntime(Runtime):
-    """Runs a fixed program (a static plan, or full compute) as one CUDA graph per shape.
-
-    A call that cannot be captured fails as one whose denoiser fails: full compute, or an error.
-    Calls from several threads take turns.
-
-    Raises:
-        InputError: the planner is not on a CUDA device, or the plan is adaptive.
-    """
-
-    def _set_up(self) -> None:
-        require_cuda(self.planner)
-        if not self.program.plan.fixed:
-            raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
-        self._calls = Shapes(self.planner, self._capture)
-        self._turns = Turns(self.planner.device)
-
-    def forget(self) -> None:
-        with self._turns:
-            self._calls.clear()
-
-    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
-        with self._turns, _ready(self.planner.device):
-            call = self._calls.get(noise, context)
-            _fill(call.noise, noise, call.context, context)
-            if call.run.packed is not None:  # a replay that does nothing fails, as NaN does
-                call.run.packed.fill_(float("nan"))
-            call.graph.replay()
-            run = replace(_own_copy(call.run), meanwhile=run.meanwhile)
-        run.read()
-        return run
-
-    def _capture(self, noise: Noise, context: Context, pool: Any) -> _Call:
-        buffers, inputs = _buffers(self.planner.sampler, noise, context, 0)
+    def __init__(self, runtime: Runtime, noise: Noise, context: Context, pool: Any) -> None:
+        sampler = runtime.planner.sampler
+        buffers, inputs = self._inputs = _buffers(sampler, noise, context, 0)
 
         def call() -> RunState:
-            run = RunState.blank(buffers.initial, len(self.planner.sampler))
-            self._run(run, buffers, inputs)
+            run = RunState(buffers, inputs, len(sampler))
+            runtime._run(run)
             return run
 
-        graph, run = capture(call, self.planner.device, pool)
-        return _Call(graph, buffers, inputs, run)
+        self._graph, self._run = capture(call, runtime.planner.device, pool)
+
+    def replay(self, run: RunState) -> None:
+        """Run a call; the host has not read its state yet."""
+        _fill(*self._inputs, run)
+        wrote, packed = self._run, self._run.packed
+        assert packed is not None  # every row shares the steps of a fixed plan
+        packed.fill_(math.nan)  # a replay that does nothing fails, as NaN does
+        self._graph.replay()
+        run.after, run.packed, run.unread = wrote.after.clone(), packed.clone(), [*wrote.unread]
+        run.evaluations, run.evaluated = wrote.evaluations.copy(), wrote.evaluated.copy()
 
 
-def _own_copy(captured: RunState) -> RunState:
-    """A call's own copy of what the graph wrote."""
-    packed = captured.packed
-    return replace(
-        captured,
-        after=captured.after.clone(),
-        evaluations=captured.evaluations.copy(),
-        evaluated=captured.evaluated.copy(),
-        charged=captured.charged.copy(),
-        failed={},
-        sums=list(captured.sums),
-        scales=list(captured.scales),
-        packed=None if packed is None else packed.clone(),
-    )
+class GraphRuntime(_InGraphs):
+    """Runs a program with a fixed plan as one CUDA graph per shape: the eager loop, captured."""
+
+    _work = _CapturedCall
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        if not self.program.plan.fixed:
+            raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
+
+    def _attempt(self, run: RunState) -> None:
+        self._replayed(run)
+        run.read()
 
 
 # -- adaptive plans ----------------------------------------------------------------------------
@@ -177,15 +165,14 @@ def _own_copy(captured: RunState) -> RunState:
 class _Rounds:
     """Captured rounds of one batch size: state buffers, and a graph per number of rows served.
 
-    Buffers have one row more than the batch, which takes what padded rounds do in vain.
+    Padding writes into one extra row of the buffers, which is discarded.
     """
 
     def __init__(
         self, runtime: RoundGraphRuntime, noise: Noise, context: Context, pool: Any
     ) -> None:
         self.count = len(noise.initial)
-        self._runtime = runtime
-        sampler = runtime.planner.sampler
+        self._runtime, sampler = runtime, runtime.planner.sampler
         self.noise, self.context = _buffers(sampler, noise, context, 1)
         self._draws = stacked_draws(sampler, self.noise)
         self.rows = runtime._begin(self.noise, self.context)
@@ -200,13 +187,9 @@ class _Rounds:
             graph, _ = capture(one_round, noise.initial.device, pool)
             self._graphs[size] = (graph, active, served)
 
-    def run(self, noise: Noise, context: Context, call: RunState) -> Rows:
-        """Rounds until every row is at the end; a copy of their final state.
-
-        Raises:
-            DenoiserError: the graphs do not bring rows to the end.
-        """
-        _fill(self.noise, noise, self.context, context)
+    def replay(self, run: RunState) -> Rows:
+        """Rounds until every row is at the end, or DenoiserError; a copy of their final state."""
+        _fill(self.noise, self.context, run)
         draws = stacked_draws(self._runtime.planner.sampler, self.noise)
         if self._draws is not None and draws is not None:
             self._draws.copy_(draws)
@@ -214,16 +197,16 @@ class _Rounds:
         for entry in fields(Rows):
             getattr(self.rows, entry.name).copy_(getattr(fresh, entry.name))
         last = len(self._runtime.planner.sampler) - 1
-        active, before = list(range(self.count)), _Read(torch.zeros(self.count, device="cpu"))
+        active, before = list(range(self.count)), _sent(torch.zeros(self.count, device="cpu"))
         for _ in range(last + 1):  # every round takes every row it serves at least a step further
             if not active:
                 break
-            self._replay(active)
-            call.use_waiting_time()
-            after = _Read(self.rows.due[: self.count])
+            self._round(active)
+            run.use_waiting_time()
+            after = _sent(self.rows.due[: self.count])
             # Every row ends with the last step, so that who takes part in the next round is known
             # from before this one: the host reads that while the device is busy.
-            active = [row for row, due in enumerate(before.values()) if due < last]
+            active = [row for row, due in enumerate(before()) if due < last]
             before = after
         if active:
             raise DenoiserError(
@@ -233,7 +216,7 @@ class _Rounds:
         entries = (getattr(self.rows, entry.name)[: self.count].clone() for entry in fields(Rows))
         return Rows(*entries)
 
-    def _replay(self, active: list[int]) -> None:
+    def _round(self, active: list[int]) -> None:
         size = next(size for size in self._graphs if size >= len(active))
         graph, index, served = self._graphs[size]
         padded = active + [self.count] * (size - len(active))
@@ -244,25 +227,22 @@ class _Rounds:
         graph.replay()
 
 
-class _Read:
-    """Values on their way to the host, without waiting for them until they are asked for."""
+def _sent(values: Tensor) -> Callable[[], list[int]]:
+    """Send values to the host; the function that is returned waits until they have arrived."""
+    on_host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda)
+    on_host.copy_(values, non_blocking=True)
+    arrived: Any = None
+    if values.is_cuda:
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record(torch.cuda.current_stream(values.device))
 
-    def __init__(self, values: Tensor) -> None:
-        self._values = torch.empty(
-            values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda
-        )
-        self._values.copy_(values, non_blocking=True)
-        self._arrived: Any = None
-        if values.is_cuda:
-            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._arrived.record(torch.cuda.current_stream(values.device))
-
-    def values(self) -> list[int]:
-        """The values; waits until they have arrived."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        found: list[int] = self._values.tolist()
+    def read() -> list[int]:
+        if arrived is not None:
+            arrived.synchronize()
+        found: list[int] = on_host.tolist()
         return found
+
+    return read
 
 
 def _sizes(count: int) -> list[int]:
@@ -275,28 +255,10 @@ def _sizes(count: int) -> list[int]:
     return [*sorted(size for size in sizes if size < count), count]
 
 
-class RoundGraphRuntime(RoundRuntime):
-    """Runs any program in rounds, each a CUDA graph. For adaptive plans, and for batches.
+class RoundGraphRuntime(_InGraphs, RoundRuntime):
+    """Runs what rounds run, each round a CUDA graph. For adaptive plans, and for batches."""
 
-    Raises:
-        InputError: the planner is not on a CUDA device.
-    """
+    _work = _Rounds
 
-    def _set_up(self) -> None:
-        require_cuda(self.planner)
-        super()._set_up()
-        self._captured = Shapes(self.planner, self._capture)
-        self._turns = Turns(self.planner.device)
-
-    def forget(self) -> None:
-        with self._turns:
-            self._captured.clear()
-
-    def _capture(self, noise: Noise, context: Context, pool: Any) -> _Rounds:
-        return _Rounds(self, noise, context, pool)
-
-    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
-        with self._turns, _ready(self.planner.device):
-            rows = self._captured.get(noise, context).run(noise, context, run)
-        self._outcome(run, rows)
-        return run
+    def _attempt(self, run: RunState) -> None:
+        self._outcome(run, self._replayed(run))

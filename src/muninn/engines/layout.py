@@ -7,7 +7,7 @@ input, weights and result of every convolution, weights included, each time it i
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,32 +28,21 @@ class _Conv(nn.Module):
         self.register_buffer("weight", weight)
         self.register_buffer("bias", None if source.bias is None else source.bias.detach())
         self.transposed = isinstance(source, nn.ConvTranspose1d)
-        self.stride = (1, int(source.stride[0]))
-        self.padding = (0, int(source.padding[0]))
-        self.dilation = (1, int(source.dilation[0]))
-        self.output_padding = (0, int(source.output_padding[0]))
-        self.groups = source.groups
+        self.settings: dict[str, Any] = {
+            "stride": (1, int(source.stride[0])),
+            "padding": (0, int(source.padding[0])),
+            "dilation": (1, int(source.dilation[0])),
+            "groups": source.groups,
+        }
+        if self.transposed:
+            self.settings["output_padding"] = (0, int(source.output_padding[0]))
         self.train(source.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, time) to the same, stored channels last."""
         image = x.unsqueeze(2).contiguous(memory_format=torch.channels_last)
-        if self.transposed:
-            result = functional.conv_transpose2d(
-                image,
-                self.weight,
-                self.bias,
-                self.stride,
-                self.padding,
-                self.output_padding,
-                self.groups,
-                self.dilation,
-            )
-        else:
-            result = functional.conv2d(
-                image, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
-            )
-        return result.squeeze(2)
+        convolve = functional.conv_transpose2d if self.transposed else functional.conv2d
+        return convolve(image, self.weight, self.bias, **self.settings).squeeze(2)
 
 
 def channels_last(network: Network) -> Network:
@@ -71,17 +60,12 @@ def channels_last(network: Network) -> Network:
     changed = copy.deepcopy(network).requires_grad_(False)
     for parent in list(changed.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Conv1d | nn.ConvTranspose1d) and _plain(child):
+            if (
+                isinstance(child, nn.Conv1d | nn.ConvTranspose1d)
+                and type(child) in (nn.Conv1d, nn.ConvTranspose1d)
+                and child.padding_mode == "zeros"
+                and not isinstance(child.padding, str)
+                and not (child._forward_pre_hooks or child._forward_hooks)
+            ):
                 setattr(parent, name, _Conv(child))
     return changed
-
-
-def _plain(convolution: nn.Conv1d | nn.ConvTranspose1d) -> bool:
-    """Whether a convolution does nothing that :class:`_Conv` does not do."""
-    hooked = convolution._forward_pre_hooks or convolution._forward_hooks
-    return (
-        type(convolution) in (nn.Conv1d, nn.ConvTranspose1d)
-        and convolution.padding_mode == "zeros"
-        and not isinstance(convolution.padding, str)
-        and not hooked
-    )

@@ -15,104 +15,78 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
+from muninn.engines.gap import Past, StepTable, stacked_draws, vector_gap
 from muninn.engines.kernels.optional import OptionalKernel
-from muninn.engines.runtime import RunState, Runtime
-from muninn.engines.vector_gap import StepTable, stacked_draws, used_nodes, vector_gap
+from muninn.engines.run_state import RunState
+from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.denoiser import check_prediction
 from muninn.model.planner import Noise
-from muninn.programs.forecast import error_weights
+from muninn.programs.forecast import Forecast, error_weights
+from muninn.programs.kinds import Part
 from muninn.programs.plan import Adaptive, Everywhere, Static
 
-PLAN = OptionalKernel("muninn.engines.kernels.plan", "plan_rows")
+PLAN = OptionalKernel("plan", "plan_rows")
 
 
 @dataclass
 class Rows:
-    """Device state of a call, one entry per row.
+    """Device state of a call, one entry per row."""
 
-    Attributes:
-        after: state right after the last evaluation, (rows, *shape).
-        history: values at the nodes, newest last, (rows, memory, *shape) float32.
-        nodes: evaluated steps, newest last, (rows, memory); count: how many of them are real.
-        due: next step to evaluate; ``steps`` once a row is finished, (rows,).
-        used: evaluations so far, (rows,).
-        evaluated: (rows, steps) bool.
-        charged: estimated error by step, (rows, steps) float64.
-        total: sum of all predictions seen: not finite if one was not, (rows,) float64.
-    """
-
-    after: Tensor
-    history: Tensor
-    nodes: Tensor
-    count: Tensor
-    due: Tensor
-    used: Tensor
-    evaluated: Tensor
-    charged: Tensor
-    total: Tensor
-
-
-@dataclass(frozen=True)
-class _Past:
-    """What rows bring into a round: state, values and nodes, which of them count, first step."""
-
-    after: Tensor
-    history: Tensor
-    nodes: Tensor
-    count: Tensor
-    known: Tensor
-    first: Tensor
-    gapped: Tensor
+    after: Tensor  # state right after the last evaluation, (rows, *shape)
+    history: Tensor  # values at the nodes, newest last, (rows, memory, *shape) float32
+    nodes: Tensor  # evaluated steps, newest last, (rows, memory)
+    count: Tensor  # how many of the nodes are real, (rows,)
+    due: Tensor  # next step to evaluate; ``steps`` once a row is finished, (rows,)
+    used: Tensor  # evaluations so far, (rows,)
+    evaluated: Tensor  # (rows, steps) bool
+    charged: Tensor  # estimated error by step, (rows, steps) float64
+    total: Tensor  # sum of all predictions: not finite if one was not, (rows,) float64
 
 
 class RoundRuntime(Runtime):
-    """Runs a program on many rows, each at its own pace."""
+    """Runs a program on many rows, each at its own pace.
+
+    InputError for kinds of plans and forecasts without code here, and for subclasses of known ones:
+    what they override would not be run.
+    """
 
     def _set_up(self) -> None:
-        planner, program = self.planner, self.program
-        if not isinstance(program.plan, Everywhere | Static | Adaptive):
-            raise InputError(
-                f"rounds run everywhere, static and adaptive plans, not "
-                f"{type(program.plan).__name__}; use the eager engine"
-            )
-        sampler, device, quantity = planner.sampler, planner.device, program.forecast.quantity
+        planner, plan, forecast = self.planner, self.program.plan, self.program.forecast
+        if type(plan) not in (Everywhere, Static, Adaptive):
+            raise _cannot_run("everywhere, static and adaptive plans", plan)
+        if type(forecast) is not Forecast:
+            raise _cannot_run("polynomial forecasts", forecast)
+        sampler, device, quantity = planner.sampler, planner.device, forecast.quantity
+        steps = range(len(sampler))
         exact = torch.float64 if planner.dtype == torch.float64 else torch.float32
         self._own = StepTable.of(sampler, sampler.kind, device, exact)
         self._table = StepTable.of(sampler, quantity, device, exact)
-        conversions = [sampler.conversion(index, quantity) for index in range(len(sampler))]
+        conversions = [sampler.conversion(step, quantity) for step in steps]
         self._convert = torch.tensor(np.array(conversions), dtype=exact, device=device)
-        timesteps = [planner.timestep(step, 1) for step in range(len(sampler))]
-        self._timesteps = torch.cat(timesteps)
-        emphasis = program.plan.emphasis if isinstance(program.plan, Adaptive) else 0.0
-        weights = error_weights(sampler, quantity, emphasis)
+        self._timesteps = torch.cat([planner.timestep(step, 1) for step in steps])
+        weights = error_weights(sampler, quantity, plan.emphasis)
         self._weights = torch.tensor(weights, dtype=torch.float64, device=device)
         self._places = self._table.variable
-        self._next = self._named_steps()
+        self._order = forecast.order
+        self._next: Tensor | None = None  # the step after each step, where the plan fixes it
+        if plan.fixed:
+            blank = np.zeros(len(sampler))
+            named = [plan.within(step, len(sampler), 1, blank, np.nan) for step in steps]
+            self._next = torch.tensor(named, device=device)
         self._true = torch.tensor(True, device=device)
         self._per_step = planner.shape[0] ** -0.5
-        threshold = program.plan.threshold if isinstance(program.plan, Adaptive) else 0.0
+        threshold = plan.threshold if isinstance(plan, Adaptive) else 0.0
         # As a tensor: a kernel takes plain numbers in single precision.
         self._limits = torch.tensor([self._per_step, threshold], dtype=torch.float64, device=device)
 
-    def _named_steps(self) -> Tensor | None:
-        """The step after each step, for plans that fix it."""
-        plan, steps = self.program.plan, len(self.planner.sampler)
-        if not plan.fixed:
-            return None
-        blank = np.zeros(steps)
-        named = [plan.next(step, steps, 1, blank, float("nan")) for step in range(steps)]
-        capped = [min(max(name, step + 1), steps - 1) for step, name in enumerate(named)]
-        return torch.tensor(capped, device=self.planner.device)
-
-    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
-        rows = self._begin(noise, context)
-        draws = stacked_draws(self.planner.sampler, noise)
+    def _attempt(self, run: RunState) -> None:
+        rows = self._begin(run.noise, run.context)
+        draws = stacked_draws(self.planner.sampler, run.noise)
         try:
-            self._rounds(rows, draws, context)
+            self._rounds(rows, draws, run.context)
         finally:  # what a call spent before it failed counts too
             self._outcome(run, rows)
-        return run
 
     def _rounds(self, rows: Rows, draws: Tensor | None, context: Context) -> None:
         """Rounds until every row is at the end."""
@@ -141,7 +115,7 @@ class RoundRuntime(Runtime):
 
     def _round(self, rows: Rows, active: Tensor, draws: Tensor | None, context: Context) -> None:
         """Evaluate the active rows, each at its own due step, and name their next steps."""
-        planner, forecast = self.planner, self.program.forecast
+        planner = self.planner
         noise = None if draws is None else draws[:, active]
         own = select(context, active)
         step = rows.due[active].clamp_max(len(planner.sampler) - 1)
@@ -154,23 +128,16 @@ class RoundRuntime(Runtime):
         from_state, from_prediction = self._convert[step].view(-1, 2, *shape).unbind(dim=1)
         value = (from_state * state + from_prediction * prediction).float()
         after = self._own.step(state, prediction, step, noise)
-        wide = past.gapped.view(-1, *shape)
-        if forecast.look_back:
-            closed = torch.cat([past.nodes, step[:, None]], dim=1)
-            values = torch.cat([past.history, value[:, None]], dim=1)
-            known = torch.cat([past.known, torch.ones_like(past.known[:, :1])], dim=1)
-            replayed = vector_gap(
-                self._table, past.after, values, closed, known, past.first, step, noise
-            )
-            replayed = self._conditioned(replayed, past.gapped, own)
+        if self.program.forecast.look_back:
+            replayed = self._state(past.closed(step, value), step, noise, own)
             repaired = self._table.step(replayed, value, step, noise)
-            after = torch.where(wide, repaired, after)
+            after = torch.where((past.first < step).view(-1, *shape), repaired, after)
         if planner.condition is not None:
             after = planner.condition(after, own)
         rows.after[active] = after
-        rows.history[active] = torch.cat([past.history[:, 1:], value[:, None]], dim=1)
+        rows.history[active] = torch.cat([past.values[:, 1:], value[:, None]], dim=1)
         rows.nodes[active] = torch.cat([past.nodes[:, 1:], step[:, None]], dim=1)
-        rows.count[active] = (past.count + 1).clamp_max(past.nodes.shape[1])
+        rows.count[active] = (rows.count[active] + 1).clamp_max(past.nodes.shape[1])
         rows.used[active] += 1
         rows.evaluated.index_put_((active, step), self._true)
         self._plan(rows, active, step)
@@ -181,26 +148,21 @@ class RoundRuntime(Runtime):
         """The denoiser at the states of the active rows, each at its own step."""
         return self._denoiser(state, self._timesteps[step], context)
 
-    def _past(self, rows: Rows, active: Tensor, step: Tensor) -> _Past:
+    def _past(self, rows: Rows, active: Tensor, step: Tensor) -> Past:
         nodes, count = rows.nodes[active], rows.count[active]
-        known = used_nodes(self.program.forecast, count, nodes.shape[1])
+        back = torch.arange(nodes.shape[1] - 1, -1, -1, device=nodes.device)
+        known = (back < count[:, None]) & (back <= self._order)
         first = torch.where(count > 0, nodes[:, -1] + 1, step)
-        after, history = rows.after[active], rows.history[active]
-        return _Past(after, history, nodes, count, known, first, first < step)
+        return Past(rows.after[active], rows.history[active], nodes, known, first)
 
-    def _state(self, past: _Past, step: Tensor, noise: Tensor | None, context: Context) -> Tensor:
-        """States of rows at ``step``, after a gap of forecasts if any."""
-        state = vector_gap(
-            self._table, past.after, past.history, past.nodes, past.known, past.first, step, noise
-        )
-        return self._conditioned(state, past.gapped, context)
-
-    def _conditioned(self, state: Tensor, gapped: Tensor, context: Context) -> Tensor:
-        """Known entries written into states after a gap; others are conditioned already."""
+    def _state(self, past: Past, step: Tensor, noise: Tensor | None, context: Context) -> Tensor:
+        """States at ``step``, after a gap of forecasts if any; then known entries are written."""
+        state = vector_gap(self._table, past, step, noise)
         if self.planner.condition is None:
             return state
         conditioned = self.planner.condition(state.clone(), context)
-        return torch.where(gapped.view(-1, *[1] * (state.ndim - 1)), conditioned, state)
+        gapped = (past.first < step).view(-1, *[1] * (state.ndim - 1))
+        return torch.where(gapped, conditioned, state)
 
     def _plan(self, rows: Rows, active: Tensor, step: Tensor) -> None:
         """The next step of each active row, and what its gap is charged."""
@@ -208,8 +170,7 @@ class RoundRuntime(Runtime):
             return
         steps, last = len(self.planner.sampler), len(self.planner.sampler) - 1
         nodes, count = rows.nodes[active], rows.count[active]
-        degree = max(self.program.forecast.order, 1)
-        scale, growth = self._estimate(rows.history[active], nodes, count, degree)
+        scale, growth = self._estimate(rows.history[active], nodes, count)
         if self._next is not None:
             named = self._next[step]
         else:
@@ -220,13 +181,11 @@ class RoundRuntime(Runtime):
         rows.charged[active, step] = cost
         rows.due[active] = torch.where(step == last, torch.full_like(step, steps), named)
 
-    def _estimate(
-        self, history: Tensor, nodes: Tensor, count: Tensor, degree: int
-    ) -> tuple[Tensor, Tensor]:
+    def _estimate(self, history: Tensor, nodes: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """Size of the highest divided difference (rows,), and its growth by step (rows, steps)."""
         width = nodes.shape[1]
         back = torch.arange(width - 1, -1, -1, device=nodes.device)
-        taking = (back <= degree) & (back < count[:, None])
+        taking = back < count[:, None]
         places = self._places[nodes]
         other = ~torch.eye(width, dtype=torch.bool, device=nodes.device)
         pairs = taking[:, :, None] & taking[:, None, :] & other
@@ -234,11 +193,9 @@ class RoundRuntime(Runtime):
         weights = torch.where(taking, 1.0 / apart.prod(dim=2), 0.0).to(history.dtype)
         shape = [1] * (history.ndim - 2)
         difference = (weights.view(*weights.shape, *shape) * history).sum(dim=1)
-        size = torch.linalg.vector_norm(difference.flatten(1), dim=1).double()
-        size = size * self._per_step
-        span = torch.minimum(torch.full_like(count, degree), count - 1)
+        size = torch.linalg.vector_norm(difference.flatten(1), dim=1).double() * self._per_step
         factors = (self._places[None, None, :] - places[:, :, None]).abs()
-        factors = torch.where((back < span[:, None])[:, :, None], factors, 1.0).prod(dim=1)
+        factors = torch.where((back < count[:, None] - 1)[:, :, None], factors, 1.0).prod(dim=1)
         later = torch.arange(len(self._places), device=nodes.device) > nodes[:, -1:]
         growth = torch.where(later, factors * self._weights, 0.0).cumsum(dim=1)
         return size, growth
@@ -266,3 +223,8 @@ class RoundRuntime(Runtime):
         for row, good in enumerate(finite.tolist()):
             if not good:
                 run.failed[row] = "the denoiser returned NaN or Inf"
+
+
+def _cannot_run(known: str, part: Part) -> InputError:
+    seen = f"{type(part).__name__} (kind {part.kind!r})"
+    return InputError(f"the batched engine runs {known}, not {seen}; use engine='eager'")

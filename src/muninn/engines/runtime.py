@@ -8,6 +8,7 @@ row's history is its own, so a batch equals the loop over its elements.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -17,17 +18,15 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context, select
-from muninn.engines.gap import column_cache, run_gap
-from muninn.engines.run_state import Rows, RunState
+from muninn.engines.compiled import CompiledDenoiser
+from muninn.engines.gap import Gaps, difference_size
+from muninn.engines.run_state import Group, RunState
 from muninn.errors import DenoiserError, InputError
-from muninn.model.denoiser import Denoiser, check_prediction, own_loop
+from muninn.model.denoiser import check_prediction, own_loop
 from muninn.model.planner import Noise, Planner
-from muninn.model.schedule import FloatArray
-from muninn.programs.forecast import Forecaster, Weights, weighted_sum
-from muninn.programs.plan import Adaptive, Program, Static
+from muninn.programs.forecast import GapWeights
+from muninn.programs.plan import Program, Static
 from muninn.record import Record
-
-__all__ = ["OnFailure", "RunState", "Runtime", "log_once"]
 
 OnFailure = Literal["full", "error"]
 
@@ -58,13 +57,10 @@ class Runtime:
         self.program = program
         self.on_failure = on_failure
         self._strict = strict  # calibration: only NaN and Inf may fall back, the rest is a bug
-        emphasis = plan.emphasis if isinstance(plan, Adaptive) else 0.0
-        self._forecaster = Forecaster(program.forecast, planner.sampler, emphasis)
-        self._columns = column_cache()
-        self._denoiser: Denoiser = planner.denoiser
+        self._forecaster = program.forecast.bind(planner.sampler, plan.emphasis)
+        self._gaps = Gaps(planner.sampler, program.forecast.quantity)
+        self._denoiser = planner.denoiser
         if planner.engine == "compile":
-            from muninn.engines.compiled import CompiledDenoiser  # loads the compiler, seconds
-
             self._denoiser = CompiledDenoiser(planner.denoiser)
         self._set_up()
 
@@ -85,53 +81,33 @@ class Runtime:
     ) -> tuple[Tensor, Record]:
         """One planning call: trajectories (batch, horizon, dim) and what it took.
 
-        Args:
-            context, noise, generator: of the call.
-            meanwhile: run once, before the host waits for the device for the first time.
+        ``meanwhile`` is run once, before the host waits for the device for the first time.
 
         Raises:
             InputError: context, noise and planner do not fit together.
-            DenoiserError: the denoiser failed, and ``on_failure="error"`` or full compute failed
-                as well.
+            DenoiserError: the denoiser failed, and so did full compute, or it was not wanted.
         """
         noise = self.planner.prepare(context, noise, generator)
-        return self.plan(context, noise, meanwhile)
+        return self.run(context, noise, meanwhile)
 
     @torch.no_grad()
-    def plan(
+    def run(
         self, context: Context, noise: Noise, meanwhile: Callable[[], None] | None = None
     ) -> tuple[Tensor, Record]:
-        """A planning call whose noise was prepared: checked against context and planner."""
+        """A call whose noise :meth:`Planner.prepare` has drawn or checked."""
         began = time.perf_counter()
-        run = RunState.blank(noise.initial, len(self.planner.sampler))
+        run = RunState(noise, context, len(self.planner.sampler))
         run.meanwhile = meanwhile
         try:
             with own_loop():
-                run = self._attempt(run, noise, context)
+                self._attempt(run)
         except DenoiserError as error:
-            run = self._failed(run, error)
-        return self._finish(run, noise, context, began)
-
-    def _attempt(self, run: RunState, noise: Noise, context: Context) -> RunState:
-        """Plan every row; what an engine does in its own way."""
-        self._run(run, noise, context)
-        run.read()
-        return run
-
-    def _failed(self, run: RunState, error: DenoiserError) -> RunState:
-        """A call that failed as a whole, or the error if that is what is wanted."""
-        if self.on_failure == "error" or self._strict:
-            raise error
-        run.failed = dict.fromkeys(range(len(run.after)), str(error))
-        return run
-
-    def _finish(
-        self, run: RunState, noise: Noise, context: Context, began: float
-    ) -> tuple[Tensor, Record]:
-        """Full compute where a row failed, and the record."""
+            if self.on_failure == "error" or self._strict:
+                raise
+            run.failed = dict.fromkeys(range(len(run.after)), str(error))
         run.use_waiting_time()
         if run.failed:
-            self._recover(run, noise, context)
+            self._recover(run)
         record = Record(
             run.evaluations,
             run.evaluated,
@@ -142,33 +118,34 @@ class Runtime:
         )
         return run.after, record
 
-    # -- the loop ----------------------------------------------------------------------------
+    def _attempt(self, run: RunState) -> None:
+        """Carry every row to the end; each engine does it in its own way."""
+        self._run(run)
+        run.read()
 
-    def _run(self, run: RunState, noise: Noise, context: Context) -> None:
+    def _run(self, run: RunState) -> None:
         """Carry every row to the last step; with a fixed plan nothing is read by the host."""
         planner = self.planner
-        run.after = planner.start(noise, context).clone()
+        run.after = planner.start(run.noise, run.context).clone()
         shape = (len(run.after), self._forecaster.memory, *planner.shape)
         run.history = torch.zeros(shape, dtype=torch.float32, device=run.after.device)
         while (step := min(run.due)) < len(planner.sampler):
             rows = [row for row, due in enumerate(run.due) if due == step]
-            self._evaluate(run, step, rows, noise, context)
+            self._evaluate(run, step, rows)
         run.check_later(len(planner.sampler), range(len(run.after)), run.after)
         if self.program.plan.fixed:
             run.pack()
 
-    def _evaluate(
-        self, run: RunState, step: int, rows: list[int], noise: Noise, context: Context
-    ) -> None:
+    def _evaluate(self, run: RunState, step: int, rows: list[int]) -> None:
         """Bring ``rows`` to ``step``, evaluate them there, take the step, and plan ahead."""
         groups = run.groups(rows)
-        states = [self._arrive(run, step, *group, noise, context) for group in groups]
+        states = [self._arrive(run, step, group) for group in groups]
         if len(groups) == 1:
-            state, own = states[0], select(context, groups[0][1])
+            state, own = states[0], select(run.context, groups[0][1])
         else:  # group by group, so that parts can be split off again
             rows = [row for _, members in groups for row in run.numbers(members)]
             state = torch.cat(states)
-            own = select(context, torch.tensor(rows, device=state.device))
+            own = select(run.context, torch.tensor(rows, device=state.device))
         prediction = self._denoiser(state, self.planner.timestep(step, len(rows)), own)
         run.evaluations[rows] += 1
         run.evaluated[rows, step] = True
@@ -177,57 +154,39 @@ class Runtime:
         run.check_later(step, rows, prediction)
         if not self.program.plan.fixed:
             run.read()
-        if len(groups) == 1:
-            self._commit(run, step, *groups[0], state, prediction, noise, context)
-            return
         at = 0
-        for (nodes, members), part in zip(groups, states, strict=True):
+        for group, part in zip(groups, states, strict=True):
             piece = slice(at, at := at + len(part))
-            self._commit(run, step, nodes, members, state[piece], prediction[piece], noise, context)
+            self._commit(run, step, group, state[piece], prediction[piece])
 
-    def _arrive(
-        self,
-        run: RunState,
-        step: int,
-        nodes: tuple[int, ...],
-        members: Rows,
-        noise: Noise,
-        context: Context,
-    ) -> Tensor:
+    def _arrive(self, run: RunState, step: int, group: Group) -> Tensor:
         """State at ``step`` of rows with equal history, after a gap of forecasts if any."""
+        nodes, members = group
         if not nodes or step - nodes[-1] == 1:
             return run.after[members]
         weights = self._forecaster.extrapolate(nodes, step)
         values = _values(run.history[members], nodes)
-        return self._replay(run, nodes, weights, values, members, noise, context)
+        return self._replay(run, group, weights, values)
 
     def _commit(
-        self,
-        run: RunState,
-        step: int,
-        nodes: tuple[int, ...],
-        members: Rows,
-        state: Tensor,
-        prediction: Tensor,
-        noise: Noise,
-        context: Context,
+        self, run: RunState, step: int, group: Group, state: Tensor, prediction: Tensor
     ) -> None:
         """Store an evaluation of rows with equal history, correct the state, step, plan ahead.
 
         ``state`` is the tensor the denoiser was given: one that clamps or conditions its input
         in place is followed, as in the plain sampler.
         """
-        planner, forecast = self.planner, self.program.forecast
-        sampler = planner.sampler
+        planner, sampler, forecast = self.planner, self.planner.sampler, self.program.forecast
+        nodes, members = group
         value = sampler.convert(state, prediction, step, forecast.quantity)
         history = run.history[members]
         newest = value.detach().to(torch.float32)
-        xi = noise.at(step, members)
-        own = select(context, members)
+        xi = run.noise.at(step, members)
+        own = select(run.context, members)
         if forecast.look_back and nodes and step - nodes[-1] > 1:
             weights = self._forecaster.interpolate(nodes, step)
             values = [*_values(history, nodes), newest]
-            state = self._replay(run, nodes, weights, values, members, noise, context)
+            state = self._replay(run, group, weights, values)
             after = sampler.step(state, value, step, xi, forecast.quantity)
             if planner.condition is not None:
                 after = planner.condition(after, own)
@@ -244,73 +203,48 @@ class Runtime:
         else:
             run.history[members] = history
         run.after[members] = after  # last: the prediction may be a view of it
-        self._plan_ahead(run, step, (*nodes, step)[-self._forecaster.memory :], members, history)
+        nodes = (*nodes, step)[-self._forecaster.memory :]
+        self._plan_ahead(run, step, (nodes, members), history)
 
-    def _plan_ahead(
-        self, run: RunState, step: int, nodes: tuple[int, ...], members: Rows, history: Tensor
-    ) -> None:
+    def _plan_ahead(self, run: RunState, step: int, group: Group, history: Tensor) -> None:
         """Set each row's next evaluation and charge it the estimated error of its gap."""
-        steps, rows = len(self.planner.sampler), run.numbers(members)
-        weights = self._forecaster.difference(nodes)
-        growth = self._forecaster.growth(nodes)
-        sizes = None
-        if weights is not None:
-            difference = weighted_sum(weights, _values(history, nodes)).flatten(1)
-            sizes = torch.linalg.vector_norm(difference, dim=1) / self.planner.shape[0] ** 0.5
+        nodes, members = group
+        plan, steps, rows = self.program.plan, len(self.planner.sampler), run.numbers(members)
+        growth, values = self._forecaster.growth(nodes), _values(history, nodes)
+        sizes = difference_size(self._forecaster, nodes, values, self.planner.shape[0])
         for row in rows:
             run.nodes[row] = nodes
-        if self.program.plan.fixed:
-            due = self._due(run, rows[0], step, growth, float("nan"))
+        if plan.fixed:
+            due = plan.within(step, steps, int(run.evaluations[rows[0]]), growth, math.nan)
             for row in rows:
                 run.due[row] = due
             if sizes is not None and due > step + 1:
-                run.scales.append((step, rows, sizes, float(growth[due - 1])))
+                run.unread.append((step, rows, sizes, float(growth[due - 1])))
             return
         # A gate waits for the history that its order needs.
         ready = len(nodes) == self._forecaster.memory
-        known = [float("nan")] * len(rows) if sizes is None else sizes.tolist()
+        known = [math.nan] * len(rows) if sizes is None else sizes.tolist()
         for row, scale in zip(rows, known, strict=True):
             if row in run.failed:
                 run.due[row] = steps
                 continue
-            run.due[row] = self._due(run, row, step, growth, scale if ready else float("nan"))
-            if run.due[row] > step + 1 and weights is not None:
-                run.charged[row, step] = scale * float(growth[run.due[row] - 1])
-
-    def _due(self, run: RunState, row: int, step: int, growth: FloatArray, scale: float) -> int:
-        """The step that the plan names next, within the sampler."""
-        steps = len(self.planner.sampler)
-        named = self.program.plan.next(step, steps, int(run.evaluations[row]), growth, scale)
-        return min(max(named, step + 1), steps - 1)
+            used, shown = int(run.evaluations[row]), scale if ready else math.nan
+            run.due[row] = due = plan.within(step, steps, used, growth, shown)
+            if due > step + 1 and sizes is not None:
+                run.charged[row, step] = scale * float(growth[due - 1])
 
     def _replay(
-        self,
-        run: RunState,
-        nodes: tuple[int, ...],
-        weights: Weights,
-        values: list[Tensor],
-        members: Rows,
-        noise: Noise,
-        context: Context,
+        self, run: RunState, group: Group, weights: GapWeights, values: list[Tensor]
     ) -> Tensor:
         """Conditioned state after a gap, from the one after its last evaluation."""
-        planner = self.planner
-        x = run_gap(
-            planner.sampler,
-            run.after[members],
-            weights,
-            values,
-            nodes[-1] + 1,
-            self.program.forecast.quantity,
-            noise,
-            members,
-            self._columns,
-        )
-        return x if planner.condition is None else planner.condition(x, select(context, members))
+        nodes, members = group
+        after, first = run.after[members], nodes[-1] + 1
+        x = self._gaps.run(after, weights, values, first, run.noise, members)
+        if self.planner.condition is None:
+            return x
+        return self.planner.condition(x, select(run.context, members))
 
-    # -- failure -----------------------------------------------------------------------------
-
-    def _recover(self, run: RunState, noise: Noise, context: Context) -> None:
+    def _recover(self, run: RunState) -> None:
         """Full compute for failed rows, or the error the user asked for."""
         reason = next(iter(run.failed.values()))
         if self.on_failure == "error":
@@ -319,9 +253,9 @@ class Runtime:
                 "calls with full compute"
             )
         log_once(f"falling back to full compute: {reason}")
-        rows = torch.tensor(sorted(run.failed), device=noise.initial.device)
-        full = self.planner.sample(select(context, rows), noise=noise.select(rows))
-        if full.shape != noise.initial[rows].shape or not torch.isfinite(full).all():
+        noise = run.noise.select(rows := torch.tensor(sorted(run.failed), device=run.after.device))
+        full = self.planner.sample(select(run.context, rows), noise=noise)
+        if full.shape != noise.initial.shape or not torch.isfinite(full).all():
             raise DenoiserError(
                 f"{reason}, and full compute does not give a finite trajectory either; "
                 "check the network, its inputs and its precision"

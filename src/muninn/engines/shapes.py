@@ -35,9 +35,8 @@ class _Made(Generic[Result]):
 class Shapes(Generic[Result]):
     """What was captured for the shapes seen last; why not, where capturing failed.
 
-    Args:
-        planner: whose weights the captured work reads; work is dropped when they were moved.
-        make: captures the work for given inputs, in the given memory pool.
+    ``make`` captures the work for given inputs in a memory pool. Work is dropped when the
+    planner's weights were moved: it reads them where they were.
     """
 
     def __init__(self, planner: Planner, make: Callable[[Noise, Context, Any], Result]) -> None:
@@ -47,11 +46,10 @@ class Shapes(Generic[Result]):
         self._pool: Any = None
 
     def get(self, noise: Noise, context: Context) -> Result:
-        """The captured work for these inputs; made if it is the first of its shape.
+        """The captured work for these inputs, made at the first call of their shape.
 
-        Raises:
-            DenoiserError: it cannot be captured. A few calls of a shape try, until the weights
-                are moved; where it is memory that is missing, every call tries.
+        DenoiserError if it cannot be captured: a few calls try, until the weights are moved; every
+        call tries where it is memory that is missing.
         """
         rounding = str(arithmetic(noise.initial.device))
         key = (tuple(noise.initial.shape), signature(context), rounding)
@@ -68,8 +66,7 @@ class Shapes(Generic[Result]):
             if not isinstance(work, str):
                 again = partial(self._evaluate_once, noise, context)
             weights = Addresses(planner.denoiser, planner.condition, rerun=again)
-            made = _Made(work, weights, tries)
-            self._made[key] = made
+            made = self._made[key] = _Made(work, weights, tries)
             while len(self._made) > MOST_SHAPES:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
@@ -85,7 +82,7 @@ class Shapes(Generic[Result]):
         self._pool = None  # torch may be taking apart one that no graph uses
 
     def _evaluate_once(self, noise: Noise, context: Context) -> None:
-        """As eagerly as what was captured is not: what the network keeps of it is made anew."""
+        """Run the network once eagerly, to recreate the tensors it stores on itself."""
         planner = self._planner
         x = planner.start(noise, context)
         planner.denoiser(x, planner.timestep(0, len(x)), context)
@@ -101,11 +98,7 @@ class Shapes(Generic[Result]):
             self._pool = None  # torch may be taking apart one that no graph uses
 
     def _attempt(self, noise: Noise, context: Context) -> Result | str:
-        """The captured work, or why it cannot be captured.
-
-        Raises:
-            DenoiserError: there is too little memory to try.
-        """
+        """The captured work, or why it cannot be captured; DenoiserError without memory to try."""
         self._pool = self._pool or shared_pool(self._planner.device)
         pool, self._pool = self._pool, None  # a pool in which a capture failed is not used again
         try:

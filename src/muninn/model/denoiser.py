@@ -52,10 +52,7 @@ class Denoiser(Protocol):
 class ClassifierFreeGuidance:
     """Classifier-free guidance: ``unconditional + scale * (conditional - unconditional)``.
 
-    Attributes:
-        denoiser: the network.
-        unconditional: maps a context to its unconditional twin (drops the label, zeroes it, ...).
-        scale: 1 is the conditional prediction, 0 the unconditional one.
+    ``unconditional`` maps a context to its unconditional twin (drops the label, zeroes it, ...).
     """
 
     denoiser: Denoiser
@@ -84,14 +81,9 @@ class GradientGuidance:
 
     With ``g = scale * d objective / d x`` the score moves by ``+g``. Since
     ``score = -eps / noise``, epsilon moves by ``-noise * g``, and the other parameterisations by
-    what that implies (``sample`` by ``+noise^2 / signal * g``, and so on). The objective is to be
-    *maximised*; the gradient is computed only where the denoiser is evaluated.
-
-    Args:
-        denoiser: the network.
-        objective: ``objective(x, timestep, context) -> (batch,)``, differentiable in x.
-        scale: strength of the guidance.
-        sampler: tells signal and noise levels of each timestep.
+    what that implies (``sample`` by ``+noise^2 / signal * g``, and so on).
+    ``objective(x, timestep, context) -> (batch,)`` is to be *maximised*; its gradient is computed
+    only where the denoiser is evaluated. The sampler tells the noise level of each timestep.
     """
 
     def __init__(
@@ -151,12 +143,7 @@ def described(denoiser: Any) -> Any:
 
 
 def check_prediction(prediction: Any, x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The prediction, if a sampler can use it.
-
-    Args:
-        prediction: what the denoiser returned.
-        x: the state it was given.
-        dtype: what it returned at its first evaluation of this call, or None.
+    """The prediction at state ``x``, if a sampler can use it; ``dtype`` is that of earlier ones.
 
     Raises:
         DenoiserError: wrong type, shape, device or dtype. NaN is the caller's to judge, per row.

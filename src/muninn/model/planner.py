@@ -21,12 +21,8 @@ ENGINES: tuple[Engine, ...] = ("eager", "graph", "compile")
 
 @dataclass(frozen=True)
 class Noise:
-    """Every random number of one call, drawn before it starts.
-
-    Attributes:
-        initial: x_T, (batch, ...).
-        steps: one draw per sampler step that adds noise, keyed by step; each (batch, ...).
-    """
+    """Every random number of one call, drawn before it starts: x_T (batch, ...), and one draw of
+    its shape for each sampler step that adds noise, keyed by step."""
 
     initial: Tensor
     steps: dict[int, Tensor] = field(default_factory=dict)
@@ -38,8 +34,6 @@ class Noise:
 
     def to(self, dtype: torch.dtype) -> Noise:
         """The same draws in another precision."""
-        if self.initial.dtype == dtype:
-            return self
         steps = {step: draw.to(dtype) for step, draw in self.steps.items()}
         return Noise(self.initial.to(dtype), steps)
 
@@ -94,22 +88,20 @@ class Planner:
             raise InputError(f"dtype must be a floating-point dtype, got {self.dtype}")
 
     def identity(self, skip: Collection[Hashable] = (), older: bool = False) -> dict[str, Any]:
-        """JSON-ready identity of the program; a certificate holds for exactly this.
+        """JSON-ready identity of the planner; a certificate holds for exactly this.
 
-        Args:
-            skip: places that the network rewrites by itself, which are no part of its identity.
-            older: as certificates of schema 1 know it.
+        ``skip`` are places that the network rewrites by itself, which are no part of it; ``older``
+        is for certificates of schema 1.
         """
+        condition: dict[str, Any] = {"denoiser": None, "weights": None}
+        if self.condition is not None:
+            condition = fingerprint(self.condition, skip)
         identity = {
             "model": fingerprint(self.denoiser, skip, older),
             "sampler": self.sampler.describe(),
             "shape": list(self.shape),
-            "condition": None
-            if self.condition is None
-            else getattr(self.condition, "__qualname__", type(self.condition).__qualname__),
-            "condition_table": fingerprint(self.condition, skip)["weights"]
-            if self.condition is not None
-            else None,
+            "condition": condition["denoiser"],
+            "condition_table": condition["weights"],
             "condition_when": self.condition_when,
             "device": self.device.type,
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -126,11 +118,8 @@ class Planner:
     ) -> Noise:
         """All draws of a call, in the order in which the plain sampler would make them.
 
-        Args:
-            batch: rows to draw with one ``generator`` for the whole batch, as plain code does.
-            generator: on the planner's device; torch's global one if None.
-            seeds: instead of both: one seed per row, so that a row's noise does not depend on
-                the batch it is in.
+        Either ``batch`` rows with one generator (torch's global one by default), as plain code
+        does, or one of ``seeds`` per row, so that a row's noise does not depend on its batch.
         """
         if (seeds is not None and not len(seeds)) or (batch is not None and batch < 1):
             raise InputError(
@@ -139,29 +128,19 @@ class Planner:
             )
         if seeds is not None:
             # Drawn on the CPU: a GPU's numbers depend on the shape of the launch.
-            rows = []
-            for seed in seeds:
-                own = torch.Generator().manual_seed(seed)
-                rows.append(self._draw(1, own, torch.device("cpu")))
-            return Noise(
-                torch.cat([row.initial for row in rows]).to(self.device),
-                {
-                    step: torch.cat([row.steps[step] for row in rows]).to(self.device)
-                    for step in rows[0].steps
-                },
-            )
-        return self._draw(1 if batch is None else batch, generator, self.device)
+            own = [torch.Generator().manual_seed(seed) for seed in seeds]
+            form: Any = {"dtype": self.dtype, "device": "cpu"}
 
-    def _draw(self, batch: int, generator: torch.Generator | None, device: torch.device) -> Noise:
-        def draw() -> Tensor:
-            return torch.randn(
-                (batch, *self.shape), generator=generator, device=device, dtype=self.dtype
-            )
+            def draw() -> Tensor:
+                rows = [torch.randn(self.shape, generator=each, **form) for each in own]
+                return torch.stack(rows).to(self.device)
+        else:
+            shape = (1 if batch is None else batch, *self.shape)
 
-        initial = draw()
-        return Noise(
-            initial, {i: draw() for i, step in enumerate(self.sampler.steps) if step.draws_noise}
-        )
+            def draw() -> Tensor:
+                return torch.randn(shape, generator=generator, device=self.device, dtype=self.dtype)
+
+        return Noise(draw(), {step: draw() for step in self.sampler.drawing})
 
     def prepare(
         self, context: Context, noise: Noise | None, generator: torch.Generator | None
@@ -190,11 +169,7 @@ class Planner:
                 f"noise is {initial.dtype} on {initial.device}; the planner uses {self.dtype} on "
                 f"{self.device}"
             )
-        missing = [
-            i
-            for i, step in enumerate(self.sampler.steps)
-            if step.draws_noise and i not in noise.steps
-        ]
+        missing = [step for step in self.sampler.drawing if step not in noise.steps]
         if missing:
             raise InputError(
                 f"noise lacks the draws of steps {missing[:3]}...; use planner.draw_noise()"
@@ -238,9 +213,7 @@ class Planner:
     ) -> Tensor:
         """The plain sampler: the denoiser at every step. The reference for everything else.
 
-        Args:
-            context, noise, generator: of the call.
-            visit: ``visit(step, x)`` is shown the state before every evaluation.
+        ``visit(step, x)`` is shown the state before every evaluation.
 
         Raises:
             InputError: context, noise and planner do not fit together.

@@ -11,7 +11,6 @@ not only the network's own. That is what lets a forecast live in the quantity th
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Sequence
@@ -30,45 +29,25 @@ DIFFUSION_KINDS: tuple[Kind, ...] = ("epsilon", "sample", "v")
 FLOW_KINDS: tuple[Kind, ...] = ("epsilon", "sample", "velocity")
 
 
-Collapsed = tuple[float, tuple[float, ...]]
-"""Weight of the state before several steps, and of the prediction of each, in the state after."""
-
-
 @dataclass(frozen=True)
 class Step:
-    """One sampler step: where it stands on the schedule and how it combines x, x0, eps, xi.
+    """One sampler step: where it stands on the schedule and how it combines x, x0, eps, xi."""
 
-    Attributes:
-        timestep: what the network is told (integer index, or flow time).
-        signal, noise: ``x = signal * x0 + noise * eps`` at this state.
-        next_signal, next_noise: the same after the step.
-        from_state, from_sample, from_epsilon, from_noise: the update of the module docstring.
-        draws_noise: whether the plain sampler consumes a random draw at this step.
-    """
-
-    timestep: float
-    signal: float
+    timestep: float  # what the network is told: integer index, or flow time
+    signal: float  # x = signal * x0 + noise * eps at this state
     noise: float
-    next_signal: float
+    next_signal: float  # the same after the step
     next_noise: float
-    from_state: float
+    from_state: float  # the update of the module docstring
     from_sample: float
     from_epsilon: float
     from_noise: float = 0.0
-    draws_noise: bool = False
+    draws_noise: bool = False  # whether the plain sampler consumes a random draw at this step
 
 
-@dataclass(frozen=True)
-class _Update:
-    """A step specialised to one kind of prediction p, with and without clipping of x0."""
-
-    state: float
-    prediction: float
-    sample_from_state: float
-    sample_from_prediction: float
-    clipped_from_sample: float
-    clipped_from_state: float
-    clipped_from_prediction: float
+Affine = tuple[float, float, float, float, float]
+"""A step for one kind of prediction p: x0 from (x, p), and the next state from (clipped x0, x, p).
+Without clipping x0 does not enter: the third number is 0."""
 
 
 class Sampler:
@@ -78,7 +57,7 @@ class Sampler:
 
     Attributes:
         kind: parameterisation of the network's prediction.
-        steps: the table, noisiest step first.
+        steps: the table, noisiest step first; ``drawing`` are those that consume a random draw.
         clip: bound on ``|x0|``, or None.
         keep_epsilon: with clipping, keep the raw noise estimate (diffusers' DDIM) instead of
             deriving it again from the clipped x0 (Diffuser).
@@ -108,13 +87,13 @@ class Sampler:
         self.name = name
         self.kind: Kind = kind
         self.steps = tuple(steps)
+        self.drawing = tuple(i for i, step in enumerate(self.steps) if step.draws_noise)
         self.flow = flow
         self.clip = clip
         self.keep_epsilon = keep_epsilon
         self._details = dict(details or {})
         self.velocity_sign = velocity_sign
-        self.collapse = functools.lru_cache(maxsize=16384)(self._collapse)
-        self._updates = {k: [self._update(step, k) for step in self.steps] for k in self.kinds}
+        self._affine = {k: [self._merge(step, k) for step in self.steps] for k in self.kinds}
         table = repr([astuple(step) for step in self.steps]) + repr(velocity_sign)
         self._digest = hashlib.sha256(table.encode()).hexdigest()[:16]
         self._frozen = True
@@ -124,20 +103,13 @@ class Sampler:
             raise InputError(f"a sampler is fixed once it is made; build another one for {name}")
         super().__setattr__(name, value)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "collapse"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        collapse = functools.lru_cache(maxsize=16384)(self._collapse)
-        vars(self).update(state, collapse=collapse)
-
     def __len__(self) -> int:
         return len(self.steps)
 
     @property
     def stochastic(self) -> bool:
         """Whether a step adds noise, so that paired runs must share more than x_T."""
-        return any(step.draws_noise for step in self.steps)
+        return bool(self.drawing)
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready identity of the sampler; two samplers with equal descriptions agree."""
@@ -150,8 +122,6 @@ class Sampler:
             **self._details,
             "table": self._digest,
         }
-
-    # -- parameterisations -------------------------------------------------------------------
 
     def _to_sample(self, step: Step, kind: Kind) -> tuple[float, float]:
         """(u, w) with x0 = u * x + w * p."""
@@ -175,11 +145,12 @@ class Sampler:
             return 1.0, self.velocity_sign * step.signal
         return 1.0 / step.noise, -step.signal / step.noise
 
-    def _conversion(self, step: Step, source: Kind, target: Kind) -> tuple[float, float]:
-        """(u, w) with target = u * x + w * source at this step."""
-        if source == target:
+    def conversion(self, index: int, target: Kind) -> tuple[float, float]:
+        """(u, w) with ``target = u * x + w * prediction`` for the network's own prediction."""
+        if target == self.kind:
             return 0.0, 1.0
-        sample, epsilon = self._to_sample(step, source), self._to_epsilon(step, source)
+        step = self.steps[index]
+        sample, epsilon = self._to_sample(step, self.kind), self._to_epsilon(step, self.kind)
         if target == "sample":
             return sample
         if target == "epsilon":
@@ -195,35 +166,34 @@ class Sampler:
 
     def convert(self, x: Tensor, prediction: Tensor, index: int, target: Kind) -> Tensor:
         """The network's prediction at state ``x`` of step ``index``, as quantity ``target``."""
-        from_state, from_prediction = self._conversion(self.steps[index], self.kind, target)
+        from_state, from_prediction = self.conversion(index, target)
         if from_state == 0.0:
             return prediction if from_prediction == 1.0 else prediction * from_prediction
         return (x * from_state).add_(prediction, alpha=from_prediction)
 
-    # -- the step ----------------------------------------------------------------------------
-
-    def _update(self, step: Step, kind: Kind) -> _Update:
+    def _unclipped(self, step: Step, kind: Kind) -> tuple[float, float]:
+        """Weights of the state and of a prediction in the next state, without clipping."""
         sample_x, sample_p = self._to_sample(step, kind)
         epsilon_x, epsilon_p = self._to_epsilon(step, kind)
-        if self.keep_epsilon:
-            clipped = (
-                step.from_sample,
-                step.from_state + step.from_epsilon * epsilon_x,
-                step.from_epsilon * epsilon_p,
-            )
-        else:
-            clipped = (
-                step.from_sample - step.from_epsilon * step.signal / step.noise,
-                step.from_state + step.from_epsilon / step.noise,
-                0.0,
-            )
-        return _Update(
+        return (
             step.from_state + step.from_sample * sample_x + step.from_epsilon * epsilon_x,
             step.from_sample * sample_p + step.from_epsilon * epsilon_p,
-            sample_x,
-            sample_p,
-            *clipped,
         )
+
+    def _merge(self, step: Step, kind: Kind) -> Affine:
+        sample = self._to_sample(step, kind)
+        if self.clip is None:
+            return (*sample, 0.0, *self._unclipped(step, kind))
+        if self.keep_epsilon:
+            epsilon_x, epsilon_p = self._to_epsilon(step, kind)
+            from_state = step.from_state + step.from_epsilon * epsilon_x
+            return (*sample, step.from_sample, from_state, step.from_epsilon * epsilon_p)
+        from_sample = step.from_sample - step.from_epsilon * step.signal / step.noise
+        return (*sample, from_sample, step.from_state + step.from_epsilon / step.noise, 0.0)
+
+    def affine(self, index: int, kind: Kind) -> Affine:
+        """A step as numbers, for one kind of prediction."""
+        return self._affine[kind][index]
 
     def step(
         self,
@@ -233,17 +203,10 @@ class Sampler:
         noise: Tensor | None = None,
         kind: Kind | None = None,
     ) -> Tensor:
-        """Next state from ``x`` (batch, ...) and a prediction of the given kind.
+        """Next state from ``x`` (batch, ...) before step ``index`` and a prediction of its shape.
 
-        Args:
-            x: state before step ``index``; never written to.
-            prediction: same shape as ``x``; never written to.
-            index: position in the sequence, 0 is the noisiest step.
-            noise: this step's draw; required where ``steps[index].draws_noise``.
-            kind: parameterisation of ``prediction``; the network's own by default.
-
-        Raises:
-            InputError: a noise draw is required and there is none.
+        Neither is written to. ``kind`` is what the prediction is; the network's own by default.
+        InputError where the step draws noise and there is none.
         """
         if prediction.dtype != x.dtype:
             prediction = prediction.to(x.dtype)
@@ -256,84 +219,35 @@ class Sampler:
         return self._merged_step(x, prediction, index, noise, kind)
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
-        """A step with the network's own kind; overridden where a framework rounds in its own way.
-
-        ``prediction`` has the dtype of ``x``; ``noise`` is None where the step draws none.
-        """
+        """A step with the network's own kind and dtype, for frameworks that round differently."""
         return self._merged_step(x, prediction, index, noise, self.kind)
 
     def _merged_step(
         self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None, kind: Kind
     ) -> Tensor:
         """A step with the merged coefficients of the table."""
-        update = self._updates[kind][index]
+        sample_x, sample_p, from_sample, from_state, from_prediction = self._affine[kind][index]
         if self.clip is None:
-            after = torch.mul(x, update.state).add_(prediction, alpha=update.prediction)
+            after = torch.mul(x, from_state).add_(prediction, alpha=from_prediction)
         else:
             sample = prediction
-            if update.sample_from_state != 0.0:
-                sample = (x * update.sample_from_state).add_(
-                    prediction, alpha=update.sample_from_prediction
-                )
-            after = sample.clamp(-self.clip, self.clip).mul_(update.clipped_from_sample)
-            after.add_(x, alpha=update.clipped_from_state)
-            if update.clipped_from_prediction != 0.0:
-                after.add_(prediction, alpha=update.clipped_from_prediction)
+            if sample_x != 0.0:
+                sample = (x * sample_x).add_(prediction, alpha=sample_p)
+            after = sample.clamp(-self.clip, self.clip).mul_(from_sample)
+            after.add_(x, alpha=from_state)
+            if from_prediction != 0.0:
+                after.add_(prediction, alpha=from_prediction)
         return after if noise is None else after.add_(noise, alpha=self.steps[index].from_noise)
-
-    def affine(self, index: int, kind: Kind) -> tuple[float, float, float, float, float]:
-        """A step as numbers: x0 from (x, p), and the next state from (clipped x0, x, p).
-
-        Without clipping x0 does not enter: the third number is 0.
-        """
-        update = self._updates[kind][index]
-        sample = (update.sample_from_state, update.sample_from_prediction)
-        if self.clip is None:
-            return (*sample, 0.0, update.state, update.prediction)
-        return (
-            *sample,
-            update.clipped_from_sample,
-            update.clipped_from_state,
-            update.clipped_from_prediction,
-        )
-
-    def conversion(self, index: int, target: Kind) -> tuple[float, float]:
-        """(u, w) with ``target = u * x + w * prediction`` for the network's own prediction."""
-        return self._conversion(self.steps[index], self.kind, target)
-
-    def _collapse(self, first: int, until: int, kind: Kind) -> Collapsed | None:
-        """Steps ``first`` to ``until - 1`` as ``carry * x + sum of effect * prediction``.
-
-        Predictions of ``kind`` are clipped before they enter, where the sampler clips. None where
-        a step adds noise or its clipping depends on the state.
-        """
-        carry, effects = 1.0, []
-        for index in reversed(range(first, until)):
-            update = self._updates[kind][index]
-            if self.steps[index].draws_noise:
-                return None
-            state, prediction = update.state, update.prediction
-            if self.clip is not None:
-                if update.sample_from_state != 0.0 or update.clipped_from_prediction != 0.0:
-                    return None
-                state, prediction = update.clipped_from_state, update.clipped_from_sample
-            effects.append(prediction * carry)
-            carry *= state
-        return carry, tuple(reversed(effects))
-
-    # -- coefficients of the published analysis ------------------------------------------------
 
     def coefficients(self, index: int, kind: Kind | None = None) -> tuple[float, float]:
         """Lipschitz constants (K, L') of a step in its state and its prediction.
 
         With clipping the step is piecewise affine; the larger slope of the pieces is returned.
         """
-        update = self._updates[kind or self.kind][index]
-        state, prediction = abs(update.state), abs(update.prediction)
-        if self.clip is not None:
-            state = max(state, abs(update.clipped_from_state))
-            prediction = max(prediction, abs(update.clipped_from_prediction))
-        return state, prediction
+        kind = kind or self.kind
+        state, prediction = self._unclipped(self.steps[index], kind)
+        _, _, _, clipped_state, clipped_prediction = self._affine[kind][index]
+        return max(abs(state), abs(clipped_state)), max(abs(prediction), abs(clipped_prediction))
 
     def sensitivity(self, kind: Kind | None = None) -> FloatArray:
         """Path coefficients L_t = L'_t * prod of later K, (steps,), accumulated in log space."""

@@ -22,10 +22,7 @@ class Schedule:
 
     Attributes:
         name: how the table was made; part of a certificate.
-        alpha_bar: ``(training steps,)`` float64, strictly decreasing, inside (0, 1).
-
-    Raises:
-        InputError: if the table is empty, not strictly decreasing, or leaves (0, 1).
+        alpha_bar: ``(training steps,)`` float64; InputError unless it falls inside (0, 1).
     """
 
     name: str

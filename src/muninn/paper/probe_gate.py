@@ -20,7 +20,7 @@ from muninn.model.planner import Noise, Planner
 from muninn.paper.gates import Gate
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
-from muninn.programs.forecast import Forecast
+from muninn.programs.forecast import AnyForecast
 from muninn.programs.plan import Everywhere, Program
 
 
@@ -39,7 +39,7 @@ class ProbeGatedRuntime(RoundRuntime):
         gate: :class:`muninn.paper.Threshold` or :class:`muninn.paper.Accumulated`.
     """
 
-    def __init__(self, planner: Planner, forecast: Forecast, probe: Probe, gate: Gate) -> None:
+    def __init__(self, planner: Planner, forecast: AnyForecast, probe: Probe, gate: Gate) -> None:
         super().__init__(planner, Program(forecast, Everywhere()))
         self.probe = probe
         self.gate = gate

@@ -50,18 +50,11 @@ def prediction_grams(planner: Planner, context: Context, noise: Noise) -> dict[K
 
 @dataclass(frozen=True)
 class SegmentModel:
-    """How a segment is priced.
+    """How a segment is priced."""
 
-    Attributes:
-        feed_through: weight of the extrapolation error at the end of a gap, which disturbs the
-            evaluation there even when look-back repairs the state.
-        emphasis: how much more an error counts at the noisy end; the factor at the first step is
-            ``exp(emphasis)``, at the last 1. Below 0 where later evaluations repair early errors,
-            as those of a deterministic sampler do.
-    """
-
+    # Of the error at the end of a gap: it disturbs the evaluation even where look-back repairs it.
     feed_through: float
-    emphasis: float
+    emphasis: float  # as of a plan
 
 
 def segment_costs(
@@ -72,58 +65,42 @@ def segment_costs(
     model: SegmentModel,
 ) -> FloatArray:
     """Cost (positions, positions) of forecasting between two consecutive anchors; inf backwards."""
-    steps = len(planner.sampler)
     variable = smooth_variable(planner.sampler)
     weights = error_weights(planner.sampler, forecast.quantity, model.emphasis)
     weights = np.where(np.isfinite(weights), weights, 0.0)
+
+    def gap_error(begin: int, end: int, closed: bool) -> FloatArray:
+        """Coefficients (steps,) on the true predictions whose sum is the error of a gap.
+
+        ``closed`` gaps are repaired: their end is known. Earlier nodes are assumed as far apart as
+        this gap is long, as they are in a smooth plan.
+        """
+        spacing = end - begin
+        nodes = sorted({max(begin - spacing * back, 0) for back in range(forecast.order + 1)})
+        nodes += [end] * closed
+        gap = np.arange(begin + 1, end)
+        row = np.zeros_like(variable)
+        row[gap] = weights[gap]
+        if gap.size:
+            row[nodes] -= weights[gap] @ interpolation_weights(variable[nodes], variable[gap])
+        return row
+
     usable = np.nan_to_num(gram)
     costs = np.full((len(positions), len(positions)), np.inf)
     for place, begin in enumerate(positions[:-1]):
         ends = positions[place + 1 :]
-        ahead = np.stack([_gap_error(begin, e, steps, variable, weights, forecast) for e in ends])
-        price = _size(ahead, usable)
+        price = _size(np.stack([gap_error(begin, end, False) for end in ends]), usable)
         if forecast.look_back:
-            repaired = np.stack(
-                [
-                    _gap_error(begin, e, steps, variable, weights, forecast, closed=True)
-                    for e in ends
-                ]
-            )
+            repaired = np.stack([gap_error(begin, end, True) for end in ends])
             price = _size(repaired, usable) + model.feed_through * price
         costs[place, place + 1 :] = price
     return costs
 
 
-def _gap_error(
-    begin: int,
-    end: int,
-    steps: int,
-    variable: FloatArray,
-    weights: FloatArray,
-    forecast: Forecast,
-    closed: bool = False,
-) -> FloatArray:
-    """Coefficients (steps,) on the true predictions whose sum is the error of a gap.
-
-    Earlier nodes are assumed as far apart as this gap is long, as they are in a smooth plan.
-    """
-    spacing = end - begin
-    nodes = sorted({max(begin - spacing * back, 0) for back in range(forecast.order + 1)})
-    if closed:
-        nodes.append(end)
-    gap = np.arange(begin + 1, end)
-    row = np.zeros(steps)
-    row[gap] = weights[gap]
-    if gap.size:
-        row[nodes] -= weights[gap] @ interpolation_weights(variable[nodes], variable[gap])
-    return row
-
-
 def _size(rows: FloatArray, gram: FloatArray) -> FloatArray:
     """80th percentile over calls of ``|sum_t row_t prediction_t|``, for each row.
 
-    The promise allows some calls to deviate: a mean would spend the plan on the few that are about
-    to choose between two routes, and a median forgets the hard ones.
+    A mean would spend evaluations on the few calls at a fork; a median forgets the hard ones.
     """
     squares = np.einsum("crs,rs->rc", np.einsum("csu,ru->crs", gram, rows, optimize=True), rows)
     size: FloatArray = np.quantile(np.sqrt(np.maximum(squares, 0.0)), 0.8, axis=1)
@@ -132,10 +109,7 @@ def _size(rows: FloatArray, gram: FloatArray) -> FloatArray:
 
 def anchor_positions(steps: int) -> list[int]:
     """Candidate anchors: every step, or an even grid of a long sampler."""
-    if steps <= MOST_POSITIONS:
-        return list(range(steps))
-    grid = np.unique(np.round(np.linspace(0, steps - 1, MOST_POSITIONS)).astype(int))
-    return [int(step) for step in grid]
+    return list(range(steps) if steps <= MOST_POSITIONS else spread_steps(steps, MOST_POSITIONS))
 
 
 def cheapest_anchors(costs: FloatArray, positions: list[int], most: int) -> dict[int, list[int]]:

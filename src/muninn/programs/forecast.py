@@ -1,9 +1,8 @@
-"""What stands in for an evaluation: polynomial forecasts of the prediction, and look-back.
+"""What stands in for an evaluation: forecasts of the prediction, and look-back.
 
-A forecast of order k is the polynomial through the last k + 1 evaluated predictions, taken in a
-variable in which predictions are smooth: the angle ``atan2(noise, signal)`` of a diffusion, the
-time of a flow. Because predictions enter linearly, a forecast is a weighted sum of the history
-and the weights depend on step numbers alone: they are computed once and cached.
+A forecast is a weighted sum of the evaluated predictions, and its weights depend on step numbers
+alone. :class:`Forecast` is the polynomial through the last k + 1 of them, in a variable in which
+predictions are smooth: the angle ``atan2(noise, signal)`` of a diffusion, the time of a flow.
 
 Look-back: once an evaluation after a gap arrives, the gap is replayed from the last evaluated
 state with *interpolated* predictions, and sampling goes on from the corrected state.
@@ -13,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -22,31 +21,67 @@ from torch import Tensor
 from muninn.errors import InputError
 from muninn.model.sampler import Kind, Sampler
 from muninn.model.schedule import FloatArray
+from muninn.programs.kinds import Part
 
 ORDERS = (0, 1, 2, 3)
 
+GapWeights = tuple[tuple[float, ...], ...]
+"""One row per step of a gap, one weight per node, aligned with the newest nodes."""
 
-@dataclass(frozen=True)
-class Forecast:
-    """How skipped predictions are replaced.
 
-    Attributes:
-        quantity: parameterisation in which the forecast lives.
-        order: 0 holds the last value (the paper's reuse), 1 is linear, 2 quadratic, 3 cubic.
-        look_back: whether gaps are replayed with interpolated predictions.
+class Forecaster(Protocol):
+    """What an engine needs of a forecast that is bound to a sampler. Holds no state of any run.
+
+    ``nodes`` are the evaluated steps of one trajectory, oldest first, at most ``memory`` of them.
     """
 
+    memory: int
+
+    def extrapolate(self, nodes: tuple[int, ...], until: int) -> GapWeights:
+        """Weights of the forecast of each step after the last node, before ``until``."""
+
+    def interpolate(self, nodes: tuple[int, ...], new: int) -> GapWeights:
+        """The same weights once the prediction at step ``new`` is known too."""
+
+    def difference(self, nodes: tuple[int, ...]) -> tuple[float, ...] | None:
+        """Weights of the sum whose size scales the error estimate; None with too few nodes."""
+
+    def growth(self, nodes: tuple[int, ...]) -> FloatArray:
+        """Estimated error per unit of that size, cumulated over steps, (steps,)."""
+
+
+class AnyForecast(Part):
+    """A forecast of any kind: what an engine needs of it."""
+
+    part, unnamed, kinds = "forecast", "polynomial", {}
+    quantity: Kind  # parameterisation in which the forecast lives
+    look_back: bool  # whether gaps are replayed with interpolated predictions
+
+    def bind(self, sampler: Sampler, emphasis: float = 0.0) -> Forecaster:
+        """The weights for a sampler, or InputError if it does not know the quantity.
+
+        A plan's ``emphasis`` enters the error estimate.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Forecast(AnyForecast, kind="polynomial"):
+    """The polynomial through the last evaluated predictions."""
+
     quantity: Kind
-    order: int = 2
+    order: int = 2  # 0 holds the last value (the paper's reuse), 1 is linear, ..., 3 cubic
     look_back: bool = True
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise InputError(f"forecast order must be one of {ORDERS}, got {self.order}")
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        return asdict(self)
+    def __str__(self) -> str:
+        return f"{self.quantity}, order {self.order}, look-back {'on' if self.look_back else 'off'}"
+
+    def bind(self, sampler: Sampler, emphasis: float = 0.0) -> Forecaster:
+        return _Polynomials(self, sampler, emphasis)
 
 
 def smooth_variable(sampler: Sampler) -> FloatArray:
@@ -59,10 +94,9 @@ def smooth_variable(sampler: Sampler) -> FloatArray:
 def error_weights(sampler: Sampler, quantity: Kind, emphasis: float = 0.0) -> FloatArray:
     """Effect on the final trajectory of a unit error in the prediction of each step, (steps,).
 
-    First-order and always in its epsilon-equivalent form: with ``ratio = noise / signal``, an
-    epsilon error moves the trajectory by ``|ratio - next ratio|``; the other quantities by what
-    that means for them. A gate needs proportions, not a bound. ``emphasis`` multiplies the
-    weight of the first step by ``exp(emphasis)``, that of the last by 1.
+    To first order: with ``ratio = noise / signal``, an epsilon error moves the trajectory by
+    ``|ratio - next ratio|``, other quantities by what that means for them; a gate needs no bound.
+    ``emphasis`` weighs the first step by ``exp(emphasis)``, the last by 1.
     """
     weights = []
     for step in sampler.steps:
@@ -95,14 +129,10 @@ def interpolation_weights(nodes: FloatArray, targets: FloatArray) -> FloatArray:
     return weights
 
 
-Weights = tuple[tuple[float, ...], ...]
-"""One row per step of a gap, one weight per node, aligned with the newest nodes."""
-
-
 def weighted_sum(weights: tuple[float, ...], values: list[Tensor]) -> Tensor:
     """``sum_j weights[j] * values[j]`` over the newest values, without a matrix product.
 
-    Plans are small: a product would wake a thread pool for a few microseconds of work.
+    Trajectories are small: a product would wake a thread pool for a few microseconds of work.
     """
     newest = values[len(values) - len(weights) :]
     total = newest[0] * weights[0]
@@ -111,66 +141,52 @@ def weighted_sum(weights: tuple[float, ...], values: list[Tensor]) -> Tensor:
     return total
 
 
-class Forecaster:
-    """A :class:`Forecast` bound to a sampler: weights for histories given by step numbers.
+class _Polynomials:
+    """The forecaster of :class:`Forecast`: every table of weights is computed once."""
 
-    ``nodes`` are the evaluated steps of one trajectory, oldest first, at most ``memory`` of them.
-    ``emphasis`` weighs the error estimate as :class:`muninn.programs.plan.Adaptive` explains.
-    Holds no state of any run.
-    """
-
-    def __init__(self, forecast: Forecast, sampler: Sampler, emphasis: float = 0.0) -> None:
+    def __init__(self, forecast: Forecast, sampler: Sampler, emphasis: float) -> None:
         if forecast.quantity not in sampler.kinds:
             raise InputError(
                 f"{sampler.name} cannot forecast {forecast.quantity!r}; choose from {sampler.kinds}"
             )
-        self.forecast = forecast
         self.memory = max(forecast.order + 1, 2)
-        self._degree = max(forecast.order, 1)
+        self._used = forecast.order + 1
+        self._degree = self.memory - 1
         self._variable = smooth_variable(sampler)
-        self._places: list[float] = self._variable.tolist()
         self._error_weights = error_weights(sampler, forecast.quantity, emphasis)
-        self.extrapolate = functools.lru_cache(maxsize=4096)(self._extrapolate)
-        self.interpolate = functools.lru_cache(maxsize=4096)(self._interpolate)
-        self.difference = functools.lru_cache(maxsize=4096)(self._difference)
-        self.growth = functools.lru_cache(maxsize=4096)(self._growth)
+        for method in (self.extrapolate, self.interpolate, self.difference, self.growth):
+            setattr(self, method.__name__, functools.lru_cache(maxsize=4096)(method))
 
-    def _extrapolate(self, nodes: tuple[int, ...], until: int) -> Weights:
-        """Weights of forecasts for each step after the last node, before ``until``."""
-        return self._polynomial(nodes[-(self.forecast.order + 1) :], nodes[-1], until)
+    def extrapolate(self, nodes: tuple[int, ...], until: int) -> GapWeights:
+        return self._polynomial(nodes[-self._used :], nodes[-1], until)
 
-    def _interpolate(self, nodes: tuple[int, ...], new: int) -> Weights:
-        """The same weights once step ``new`` is known too: order + 2 nodes in all."""
-        used = (*nodes[-(self.forecast.order + 1) :], new)
-        return self._polynomial(used, nodes[-1], new)
+    def interpolate(self, nodes: tuple[int, ...], new: int) -> GapWeights:
+        return self._polynomial((*nodes[-self._used :], new), nodes[-1], new)
 
-    def _polynomial(self, used: tuple[int, ...], after: int, until: int) -> Weights:
+    def _polynomial(self, used: tuple[int, ...], after: int, until: int) -> GapWeights:
         gap = np.arange(after + 1, until)
         weights = interpolation_weights(self._variable[list(used)], self._variable[gap])
         return tuple(tuple(row) for row in weights.tolist())
 
-    def _difference(self, nodes: tuple[int, ...]) -> tuple[float, ...] | None:
-        """Weights of the highest divided difference, or None with one node.
+    def difference(self, nodes: tuple[int, ...]) -> tuple[float, ...] | None:
+        """Weights of the highest divided difference.
 
-        It is what the forecast of order k has and that of order k - 1 has not (for order 0:
-        linear against hold), up to the polynomial factor in :meth:`growth`.
+        The forecast of order k has it and that of order k - 1 has not (for order 0: linear
+        against hold), up to the polynomial factor in :meth:`growth`.
         """
-        at = [self._places[node] for node in nodes[-(self._degree + 1) :]]
+        at = self._variable[list(nodes[-(self._degree + 1) :])].tolist()
         if len(at) < 2:
             return None
         return tuple(1.0 / math.prod(here - other for other in at if other != here) for here in at)
 
-    def _growth(self, nodes: tuple[int, ...]) -> FloatArray:
-        """Estimated error per unit of divided difference, cumulated over steps, (steps,).
-
-        Entry m is the weighted sum of ``|forecast_k - forecast_{k-1}|`` over the steps from the
-        one after the last node up to m: the embedded error estimate, which costs no evaluation.
+    def growth(self, nodes: tuple[int, ...]) -> FloatArray:
+        """The embedded error estimate: entry m is the weighted sum of
+        ``|forecast_k - forecast_{k-1}|`` over the steps after the last node, up to m.
         """
         degree = min(self._degree, len(nodes) - 1)
-        last = nodes[-1]
         factor = np.ones_like(self._variable)
         for node in nodes[len(nodes) - degree :]:
             factor *= np.abs(self._variable - self._variable[node])
         factor *= self._error_weights
-        factor[: last + 1] = 0.0
+        factor[: nodes[-1] + 1] = 0.0
         return np.cumsum(factor)

@@ -1,71 +1,67 @@
-"""Which steps to evaluate: static plans, adaptive gates, and families ordered by aggressiveness."""
+"""Which steps to evaluate: static plans, adaptive gates, and families ordered by aggressiveness.
+
+A *plan* is a pattern of evaluated steps; what a robot follows is a trajectory.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from muninn.errors import InputError
 from muninn.model.sampler import Kind
 from muninn.model.schedule import FloatArray
-from muninn.programs.forecast import Forecast
+from muninn.programs.forecast import AnyForecast, Forecast
+from muninn.programs.kinds import Part
 
 
-class Plan(Protocol):
-    """Names the next step to evaluate, for one trajectory, right after an evaluation.
+class Plan(Part):
+    """A plan of any kind: what an engine needs of it.
 
-    ``fixed`` says that it does not depend on the trajectory: nothing need be read from a device.
+    ``emphasis`` weighs the error estimate by ``exp(emphasis)`` at the first step and by 1 at the
+    last; it is below 0 where later evaluations repair early errors.
     """
 
-    fixed: ClassVar[bool]
+    part, kinds = "plan", {}
+    fixed: ClassVar[bool]  # for every trajectory the same: nothing need be read from a device
+    emphasis: float = 0.0
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """The next step to evaluate, in (step, steps).
+        """The next step to evaluate, in (step, steps), after the evaluation at ``step``.
 
         Args:
-            step: the step just evaluated.
             steps: length of the sampler; its last step is always evaluated.
             used: evaluations of this call so far.
             growth: cumulated error estimate per unit of ``scale``, (steps,).
-            scale: size of the highest divided difference; NaN while the history is too short for
-                the forecast's order.
+            scale: size of the forecast's highest difference; NaN while its history is too short.
         """
-        ...
+        raise NotImplementedError
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        ...
+    def within(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
+        """:meth:`next`, kept after ``step`` and within the sampler."""
+        return min(max(self.next(step, steps, used, growth, scale), step + 1), steps - 1)
 
 
 @dataclass(frozen=True)
-class Everywhere:
+class Everywhere(Plan, kind="everywhere"):
     """Full compute: the denoiser at every step. Member 0 of every family."""
 
     fixed: ClassVar[bool] = True
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """The following step."""
         return step + 1
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        return {"plan": "everywhere"}
 
 
 @dataclass(frozen=True)
-class Static:
-    """Evaluations at fixed steps, the same for every trajectory.
-
-    Attributes:
-        anchors: increasing steps; the first is 0, the last is the sampler's last.
-    """
+class Static(Plan, kind="static"):
+    """Evaluations at fixed steps, the same for every trajectory."""
 
     fixed: ClassVar[bool] = True
-    anchors: tuple[int, ...]
+    anchors: tuple[int, ...]  # increasing; the first is 0, the last is the sampler's last step
 
     def __post_init__(self) -> None:
         anchors = tuple(int(anchor) for anchor in self.anchors)
@@ -77,36 +73,23 @@ class Static:
         object.__setattr__(self, "_after", dict(itertools.pairwise(anchors)))
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """The anchor after ``step``."""
         after: dict[int, int] = self._after  # type: ignore[attr-defined]
         return after.get(step, steps - 1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        return {"plan": "static", "anchors": list(self.anchors)}
-
 
 @dataclass(frozen=True)
-class Adaptive:
+class Adaptive(Plan, kind="adaptive"):
     """Evaluates as soon as the accumulated error estimate passes a threshold.
 
     The estimate depends only on past evaluations, so the decision is taken once per evaluation,
     ahead of the steps it skips. Spends more on calls whose predictions bend more.
-
-    Attributes:
-        threshold: accumulated estimate, in units of the trajectory, that triggers an evaluation.
-        dense: steps at the start that are always evaluated.
-        longest: most steps between two evaluations.
-        cap: hard limit on evaluations per call; the last step is always among them.
-        emphasis: weight of the estimate at the noisy end, ``exp(emphasis)`` at the first step and
-            1 at the last; below 0 where later evaluations repair early errors.
     """
 
     fixed: ClassVar[bool] = False
-    threshold: float
-    dense: int = 3
-    longest: int = 1_000_000
-    cap: int = 1_000_000
+    threshold: float  # accumulated estimate, in units of the trajectory
+    dense: int = 3  # steps at the start that are always evaluated
+    longest: int = 1_000_000  # most steps between two evaluations
+    cap: int = 1_000_000  # most evaluations of a call; the last step is always among them
     emphasis: float = 0.0
 
     def __post_init__(self) -> None:
@@ -121,7 +104,6 @@ class Adaptive:
             raise InputError(f"emphasis must be finite, got {self.emphasis}")
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        """First step at which the estimate would pass the threshold."""
         if used >= self.cap - 1:
             return steps - 1
         if step + 1 < self.dense or not np.isfinite(scale):
@@ -130,39 +112,12 @@ class Adaptive:
         passing = int(np.searchsorted(growth, allowed, side="right"))
         return min(max(passing, step + 1), step + self.longest, steps - 1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate."""
-        return {
-            "plan": "adaptive",
-            "threshold": self.threshold,
-            "dense": self.dense,
-            "longest": self.longest,
-            "cap": self.cap,
-            "emphasis": self.emphasis,
-        }
-
-
-def plan_from_json(data: dict[str, Any]) -> Plan:
-    """The plan that :meth:`Plan.to_json` described."""
-    fields = dict(data)
-    name = fields.pop("plan", None)
-    try:
-        if name == "everywhere":
-            return Everywhere(**fields)
-        if name == "static":
-            return Static(**fields)
-        if name == "adaptive":
-            return Adaptive(**fields)
-    except TypeError as error:
-        raise InputError(f"malformed {name} plan {fields}: {error}") from error
-    raise InputError(f"unknown plan {name!r}; known are everywhere, static and adaptive")
-
 
 @dataclass(frozen=True)
 class Program:
     """One deployable way to run a planner: a forecast and a plan."""
 
-    forecast: Forecast
+    forecast: AnyForecast
     plan: Plan
 
     @classmethod
@@ -173,17 +128,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Family:
-    """Programs from conservative to aggressive; member 0 is Full. Frozen before certification.
+    """Programs from conservative to aggressive; member 0 is Full. Frozen before certification."""
 
-    Attributes:
-        forecast: shared by all members.
-        plans: member 0 is :class:`Everywhere`.
-        name: ``static`` or ``adaptive``, for people.
-    """
-
-    forecast: Forecast
+    forecast: AnyForecast  # shared by all members
     plans: tuple[Plan, ...]
-    name: str
+    name: str  # "static" or "adaptive", for people
 
     def __post_init__(self) -> None:
         if len(self.plans) < 2 or not isinstance(self.plans[0], Everywhere):
@@ -209,5 +158,5 @@ class Family:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Family:
         """The family that :meth:`to_json` described."""
-        plans = tuple(plan_from_json(plan) for plan in data["plans"])
-        return cls(Forecast(**data["forecast"]), plans, data["name"])
+        plans = tuple(Plan.from_json(plan) for plan in data["plans"])
+        return cls(AnyForecast.from_json(data["forecast"]), plans, data["name"])

@@ -13,10 +13,9 @@ from torch import Tensor
 import muninn
 from analytic import mixture_planner
 from call_level_cases import SHAPE, Network, certificate_for, clamping_loop
-from muninn.adapters.call_level import intercept
+from muninn.adapters.call_level import intercept, tune_without_look_back
 from muninn.adapters.diffusers_sampler import DiffusersSampler
 from muninn.adapters.styles import diffuser_style
-from muninn.adapters.without_look_back import tune_without_look_back
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner

@@ -241,15 +241,15 @@ def test_a_failing_event_does_not_keep_others_waiting(
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(Event, "fail", "")
     turns = Turns(torch.device("cuda"))
-    with turns:
+    with turns.take():
         pass
     monkeypatch.setattr(Event, "fail", fail)
-    with pytest.raises(RuntimeError, match=fail), turns:
+    with pytest.raises(RuntimeError, match=fail), turns.take():
         pass
     assert turns._lock.acquire(blocking=False)
     turns._lock.release()
     monkeypatch.setattr(Event, "fail", "")
-    with turns:
+    with turns.take():
         assert not turns._lock.acquire(blocking=False)
 
 

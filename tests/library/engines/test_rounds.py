@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +14,17 @@ import torch
 from torch import Tensor
 
 import muninn
+import muninn.engines.gap
 import muninn.engines.rounds
 from analytic import Counting, mixture_denoiser, mixture_planner
+from muninn.engines.gap import stacked_draws
 from muninn.engines.kernels.optional import OptionalKernel
 from muninn.engines.rounds import RoundRuntime
 from muninn.engines.runtime import Runtime
-from muninn.engines.vector_gap import stacked_draws
 from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.programs.forecast import Forecast
-from muninn.programs.plan import Adaptive, Everywhere, Program
+from muninn.programs.plan import Adaptive, Everywhere, Plan, Program
 from runtime_cases import NAMES, SHAPE, STEPS, contexts, pin_start, programs, samplers
 
 SEEDS = range(6)
@@ -177,7 +181,7 @@ def test_a_kernel_that_cannot_be_built_is_left_out_for_good(
         tried += 1
         raise RuntimeError("no C compiler was found")
 
-    kernel = OptionalKernel("muninn.nowhere", "launch")
+    kernel = OptionalKernel("nowhere", "launch")
     monkeypatch.setattr(kernel, "usable", True)
     monkeypatch.setattr(kernel, "_launch", launch)
     assert kernel.run(1) is None
@@ -192,7 +196,7 @@ def test_a_kernel_survives_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
             raise torch.OutOfMemoryError("no room")
         return "done"
 
-    kernel = OptionalKernel("muninn.nowhere", "launch")
+    kernel = OptionalKernel("nowhere", "launch")
     monkeypatch.setattr(kernel, "usable", True)
     monkeypatch.setattr(kernel, "_launch", launch)
     with pytest.raises(torch.OutOfMemoryError):
@@ -200,17 +204,26 @@ def test_a_kernel_survives_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert kernel.run(True) == "done"
 
 
+@pytest.mark.parametrize("kernel", [muninn.engines.gap.GAP, muninn.engines.rounds.PLAN])
+def test_a_kernel_names_a_function_that_is_there(kernel: OptionalKernel) -> None:
+    """Without importing its module, which needs Triton."""
+    found = importlib.util.find_spec(kernel.module)
+    assert found is not None and found.origin is not None
+    body = ast.parse(Path(found.origin).read_text()).body
+    assert kernel.name in [part.name for part in body if isinstance(part, ast.FunctionDef)]
+
+
 def test_a_plan_that_rounds_cannot_run_is_refused() -> None:
     class Other(Everywhere):
         pass
 
-    class Foreign:
+    class Foreign(Plan):
         fixed = True
 
     planner = planner_for("ddim")
-    RoundRuntime(planner, Program(Forecast("sample", 0), Other()))
-    with pytest.raises(InputError, match="not Foreign"):
-        RoundRuntime(planner, Program(Forecast("sample", 0), Foreign()))  # type: ignore[arg-type]
+    for kind in (Other, Foreign):  # what a subclass overrides would not be run
+        with pytest.raises(InputError, match=rf"not {kind.__name__} \(.*use engine='eager'"):
+            RoundRuntime(planner, Program(Forecast("sample", 0), kind()))  # type: ignore[arg-type]
 
 
 @pytest.mark.gpu

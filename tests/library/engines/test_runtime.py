@@ -18,7 +18,7 @@ from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.model.solvers import ddim, ddpm, euler
 from muninn.programs.forecast import ORDERS, Forecast
-from muninn.programs.plan import Adaptive, Everywhere, Program, Static
+from muninn.programs.plan import Adaptive, Everywhere, Plan, Program, Static
 from runtime_cases import (
     ANCHORS,
     NAMES,
@@ -153,7 +153,7 @@ def test_a_plan_made_for_a_longer_sampler_is_refused() -> None:
         Runtime(planner, Program(Forecast("sample", 1), Static((0, 5, 400))))
 
 
-class Stuck:
+class Stuck(Plan):
     """A plan that names a step already done."""
 
     fixed = False
@@ -167,7 +167,7 @@ class Stuck:
 
 def test_a_plan_that_never_moves_on_evaluates_everywhere() -> None:
     planner = mixture_planner(samplers()["ddim"], SHAPE)
-    _, record = Runtime(planner, Program(Forecast("sample", 1), Stuck()))()  # type: ignore[arg-type]
+    _, record = Runtime(planner, Program(Forecast("sample", 1), Stuck()))()
     assert record.evaluated.all()
 
 

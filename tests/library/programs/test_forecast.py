@@ -17,8 +17,8 @@ from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim, ddpm, euler
 from muninn.programs.forecast import (
     ORDERS,
+    AnyForecast,
     Forecast,
-    Forecaster,
     error_weights,
     interpolation_weights,
     smooth_variable,
@@ -86,7 +86,7 @@ def test_a_forecast_is_exact_on_polynomials_of_its_order(
     nodes: tuple[int, ...], order: int, place: int, until: int, seed: int
 ) -> None:
     sampler = samplers()[place]
-    forecaster = Forecaster(Forecast("sample", order), sampler)
+    forecaster = Forecast("sample", order).bind(sampler)
     variable = smooth_variable(sampler)
     degree = min(order, len(nodes) - 1)  # a short history determines no more
     coefficients = np.random.default_rng(seed).normal(size=(degree + 1, 3))
@@ -109,7 +109,7 @@ def test_an_interpolation_is_exact_on_polynomials_of_one_order_more(
     nodes: tuple[int, ...], order: int, place: int, new: int, seed: int
 ) -> None:
     sampler = samplers()[place]
-    forecaster = Forecaster(Forecast("sample", order), sampler)
+    forecaster = Forecast("sample", order).bind(sampler)
     variable = smooth_variable(sampler)
     degree = min(order + 1, len(nodes))
     coefficients = np.random.default_rng(seed).normal(size=(degree + 1, 3))
@@ -123,7 +123,7 @@ def test_an_interpolation_is_exact_on_polynomials_of_one_order_more(
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_forecast_is_not_exact_one_order_further(order: int) -> None:
     sampler = samplers()[0]
-    forecaster, variable = Forecaster(Forecast("sample", order), sampler), smooth_variable(sampler)
+    forecaster, variable = Forecast("sample", order).bind(sampler), smooth_variable(sampler)
     nodes = (0, 3, 6, 9, 12)
     weights = np.array(forecaster.extrapolate(nodes, 18))
     known = variable[list(nodes)][-order - 1 :] ** (order + 1)
@@ -132,7 +132,7 @@ def test_a_forecast_is_not_exact_one_order_further(order: int) -> None:
 
 
 def test_order_zero_holds_the_last_value() -> None:
-    forecaster = Forecaster(Forecast("sample", 0), samplers()[0])
+    forecaster = Forecast("sample", 0).bind(samplers()[0])
     assert forecaster.extrapolate((2, 5), 9) == ((1.0,),) * 3
     values = [torch.tensor([4.0]), torch.tensor([7.0])]
     assert weighted_sum((1.0,), values).tolist() == [7.0]
@@ -140,7 +140,7 @@ def test_order_zero_holds_the_last_value() -> None:
 
 def test_a_history_of_one_is_held_at_any_order() -> None:
     for order in ORDERS:
-        forecaster = Forecaster(Forecast("sample", order), samplers()[0])
+        forecaster = Forecast("sample", order).bind(samplers()[0])
         assert forecaster.extrapolate((0,), 4) == ((1.0,),) * 3
 
 
@@ -154,7 +154,7 @@ def test_weighing_leaves_the_history_alone() -> None:
 
 
 def test_memory_keeps_what_the_order_and_its_estimate_need() -> None:
-    kept = [Forecaster(Forecast("sample", order), samplers()[0]).memory for order in ORDERS]
+    kept = [Forecast("sample", order).bind(samplers()[0]).memory for order in ORDERS]
     assert kept == [2, 2, 3, 4]
 
 
@@ -219,7 +219,7 @@ def test_growth_times_scale_accumulates_the_distance_between_two_orders(
 ) -> None:
     sampler = samplers()[place]
     quantity: Kind = "velocity" if sampler.flow else "epsilon"
-    forecaster = Forecaster(Forecast(quantity, order), sampler)
+    forecaster = Forecast(quantity, order).bind(sampler)
     nodes = nodes[-forecaster.memory :]
     variable, weight = smooth_variable(sampler), error_weights(sampler, quantity)
     values = np.random.default_rng(seed).normal(size=(len(nodes), 6))
@@ -241,13 +241,13 @@ def test_growth_times_scale_accumulates_the_distance_between_two_orders(
 def test_growth_is_finite_for_every_quantity_even_from_pure_noise() -> None:
     for sampler in samplers():
         for quantity in sampler.kinds:
-            growth = Forecaster(Forecast(quantity, 1), sampler).growth((0, 1))
+            growth = Forecast(quantity, 1).bind(sampler).growth((0, 1))
             assert np.isfinite(growth).all() and (np.diff(growth) >= 0).all(), quantity
 
 
 def test_one_evaluation_gives_no_estimate() -> None:
     for order in ORDERS:
-        assert Forecaster(Forecast("sample", order), samplers()[0]).difference((0,)) is None
+        assert Forecast("sample", order).bind(samplers()[0]).difference((0,)) is None
 
 
 # -- bad input ---------------------------------------------------------------------------------
@@ -263,19 +263,19 @@ def test_a_quantity_that_the_sampler_does_not_speak_is_refused() -> None:
     wrong = [(samplers()[0], "velocity"), (samplers()[2], "v"), (samplers()[0], "mean")]
     for sampler, quantity in wrong:
         with pytest.raises(InputError, match=f"cannot forecast '{quantity}'; choose from"):
-            Forecaster(Forecast(quantity), sampler)  # type: ignore[arg-type]
+            Forecast(quantity).bind(sampler)  # type: ignore[arg-type]
 
 
 def test_forecasts_survive_json() -> None:
     for order, look_back in itertools.product(ORDERS, [True, False]):
         forecast = Forecast("v", order, look_back)
-        assert Forecast(**forecast.to_json()) == forecast
+        assert AnyForecast.from_json(forecast.to_json()) == forecast
 
 
 def test_emphasis_weighs_the_estimate_towards_one_end() -> None:
     sampler = ddim(Schedule.cosine(100), 25)
-    plain = Forecaster(Forecast("sample", 1), sampler)
-    late = Forecaster(Forecast("sample", 1), sampler, -2.0)
+    plain = Forecast("sample", 1).bind(sampler)
+    late = Forecast("sample", 1).bind(sampler, -2.0)
     before, after = np.diff(plain.growth((0, 3))), np.diff(late.growth((0, 3)))
     ratio = after[4:] / before[4:]  # of the steps 5 to 24
     assert ratio == pytest.approx(np.exp(-2.0 * (1.0 - np.arange(5, 25) / 24.0)))

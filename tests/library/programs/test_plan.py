@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from muninn.errors import InputError
 from muninn.programs.forecast import Forecast
-from muninn.programs.plan import Adaptive, Everywhere, Family, Program, Static, plan_from_json
+from muninn.programs.plan import Adaptive, Everywhere, Family, Plan, Program, Static
 
 STEPS = 30
 
@@ -126,7 +126,7 @@ def test_the_last_allowed_evaluation_is_kept_for_the_last_step() -> None:
 @settings(max_examples=60)
 @given(plan=st.one_of(st.just(Everywhere()), anchor_sets.map(Static), gates))
 def test_plans_survive_json(plan: Any) -> None:
-    assert plan_from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 @settings(max_examples=30)
@@ -177,8 +177,8 @@ def test_a_gate_that_cannot_keep_its_limits_is_refused(fields: dict[str, int]) -
 
 @pytest.mark.parametrize("data", [{"plan": "random"}, {}])
 def test_an_unknown_plan_is_refused_with_the_known_ones(data: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match="known are everywhere, static and adaptive"):
-        plan_from_json(data)
+    with pytest.raises(InputError, match="known are everywhere, static, adaptive"):
+        Plan.from_json(data)
 
 
 @pytest.mark.parametrize("plans", [(Everywhere(),), (Static((0, 5)), Static((0, 7))), ()])

@@ -19,7 +19,7 @@ from muninn.paper.ghost import GhostPairs, full_chain, ghost_chain
 from muninn.paper.policy import ProbedPlanner
 from muninn.paper.probe_gate import ProbeGatedRuntime
 from muninn.paper.split import Probe, split_of
-from muninn.programs.forecast import Forecast
+from muninn.programs.forecast import AnyForecast
 from muninn.record import Record
 from muninn_bench.studies.ablation import settings as grid
 from muninn_bench.studies.ablation.workbench import GHOST, Member, Run, Workbench
@@ -169,7 +169,7 @@ class ProbedPrograms:
             members("teacache", [Accumulated(float(value)) for value in added], added),
         ]
 
-    def probe_gates(self, tolerance: float, forecast: Forecast) -> list[Member]:
+    def probe_gates(self, tolerance: float, forecast: AnyForecast) -> list[Member]:
         """The probe as a gate over our forecast, accumulated since the last evaluation."""
         bench = self._workbench
         pairs = self._default_pairs()

@@ -21,11 +21,10 @@ import numpy as np
 import torch
 
 import muninn.engines.rounds
-import muninn.engines.runtime
+from muninn.engines.gap import Gaps, StepTable
 from muninn.engines.rounds import RoundRuntime
 from muninn.engines.run_state import RunState
 from muninn.engines.runtime import Runtime
-from muninn.engines.vector_gap import StepTable
 from muninn.model.sampler import Sampler
 from muninn.progress import Task
 from muninn_bench.measure.machine import synchronise
@@ -56,7 +55,7 @@ IDLE = "no kernel running"
 
 SEAMS: tuple[tuple[Any, str, str], ...] = (
     (InpaintedDenoiser, "__call__", NETWORK),
-    (muninn.engines.runtime, "run_gap", GAP),
+    (Gaps, "run", GAP),
     (muninn.engines.rounds, "vector_gap", GAP),
     (Runtime, "_plan_ahead", ESTIMATE),
     (RoundRuntime, "_plan", ESTIMATE),

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from muninn.adapters.diffusers_sampler import DiffusersSampler
-from muninn.adapters.lerobot.watch import require_plain
-from muninn.adapters.watch import require_lerobot_loop, require_not_compiled
+from muninn.adapters.lerobot.watch import require_lerobot_loop, require_plain
 from muninn.certify.metrics import Metric
 from muninn.context import Context
+from muninn.engines.intercept import require_not_compiled
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
 

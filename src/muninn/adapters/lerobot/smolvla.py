@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters.lerobot import diffusion as lerobot_diffusion
-from muninn.adapters.lerobot.watch import require_plain
-from muninn.adapters.watch import require_lerobot_loop
+from muninn.adapters.lerobot.watch import require_lerobot_loop, require_plain
 from muninn.certify.metrics import Metric
 from muninn.context import Context, concatenate
 from muninn.errors import InputError

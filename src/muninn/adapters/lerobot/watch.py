@@ -25,3 +25,17 @@ def require_plain(policy: Any, model: nn.Module) -> torch.device:
             "draw other noise than without. Leave the autocast context (LeRobot: use_amp=false)"
         )
     return device
+
+
+def require_lerobot_loop(owner: Any, name: str) -> None:
+    """Refuse a sampling loop that is not LeRobot's own: a cache in its place would drop it.
+
+    Raises:
+        InputError: it is defined elsewhere.
+    """
+    home = getattr(type(owner), name).__module__
+    if not home.startswith("lerobot."):
+        raise InputError(
+            f"{type(owner).__name__}.{name} is defined in {home}, not by LeRobot; this adapter "
+            "replaces LeRobot's own loop. Write one for yours: docs/guides/adapter.md"
+        )

@@ -1,4 +1,4 @@
-"""The gap of :mod:`muninn.engines.vector_gap` as one Triton kernel."""
+""":func:`muninn.engines.gap.vector_gap` as one Triton kernel."""
 
 # mypy: disable-error-code="import-not-found, no-untyped-call, no-untyped-def, untyped-decorator"
 # mypy: disable-error-code="unused-ignore"
@@ -74,41 +74,30 @@ def _gap(
     tl.store(out + row * size + place, state, mask=inside)
 
 
-def run_gaps(
-    table: Any,
-    x: Tensor,
-    values: Tensor,
-    nodes: Tensor,
-    known: Tensor,
-    first: Tensor,
-    until: Tensor,
-    noise: Tensor | None,
-) -> Tensor:
-    """:func:`muninn.engines.vector_gap.vector_gap` in one launch; reads nothing on the host."""
-    size = x[0].numel()
-    state = x.float().contiguous()
+def run_gaps(table: Any, past: Any, until: Tensor, noise: Tensor | None) -> Tensor:
+    """:func:`muninn.engines.gap.vector_gap` in one launch; reads nothing on the host."""
+    size = past.after[0].numel()
+    state = past.after.float().contiguous()
     out = torch.empty_like(state)
-    values = values.contiguous()
-    grid = (len(x), triton.cdiv(size, BLOCK))
-    with torch.cuda.device_of(x):
-        _gap[grid](
+    with torch.cuda.device_of(state):
+        _gap[(len(state), triton.cdiv(size, BLOCK))](
             state,
-            values,
+            past.values.contiguous(),
             out,
-            nodes.contiguous(),
-            known.to(torch.int32),
-            first,
+            past.nodes.contiguous(),
+            past.known.to(torch.int32),
+            past.first,
             until,
             table.variable,
             table.coefficients,
             state if noise is None else noise.float().contiguous(),
             table.draws,
             size,
-            len(x),
+            len(state),
             0.0 if table.clip is None else table.clip,
-            WIDTH=nodes.shape[1],
+            WIDTH=past.nodes.shape[1],
             CLIPPED=table.clip is not None,
             NOISY=noise is not None,
             BLOCK=BLOCK,
         )
-    return out.to(x.dtype)
+    return out.to(past.after.dtype)

@@ -16,26 +16,21 @@ _log = logging.getLogger("muninn")
 class OptionalKernel:
     """Runs a kernel, unless there is no Triton, or it cannot be built here (no C compiler, ...).
 
-    Args:
-        module, name: where the function is that launches it.
+    ``name`` launches it, a function of a ``module`` of this package that is imported when used.
     """
 
     def __init__(self, module: str, name: str) -> None:
-        self._module, self._name = module, name
+        self.module, self.name = f"{__package__}.{module}", name
         self._launch: Callable[..., Any] | None = None
         self.usable = find_spec("triton") is not None and torch.cuda.is_available()
 
     def run(self, *arguments: Any) -> Any:
-        """What the kernel returned; None if it did not run, and the operations must.
-
-        Raises:
-            torch.OutOfMemoryError: there is no room for its result now.
-        """
+        """What the kernel returned; None if it did not run, and the operations must."""
         if not self.usable:
             return None
         try:
             if self._launch is None:
-                self._launch = getattr(import_module(self._module), self._name)
+                self._launch = getattr(import_module(self.module), self.name)
             return self._launch(*arguments)
         except torch.OutOfMemoryError:
             raise  # says nothing about the kernel: there may be room the next time
@@ -44,5 +39,5 @@ class OptionalKernel:
                 raise  # something else broke the capture: the kernel ran while warming up
             # Where the device is at fault, the operations will fail as well, and say so.
             self.usable = False
-            _log.warning("%s cannot run here, slower operations do: %s", self._name, error)
+            _log.warning("%s cannot run here, slower operations do: %s", self.name, error)
             return None

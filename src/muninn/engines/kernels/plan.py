@@ -1,4 +1,4 @@
-"""Planning ahead in :mod:`muninn.engines.rounds` as one Triton kernel.
+"""Which step each row evaluates next, in :mod:`muninn.engines.rounds`, as one Triton kernel.
 
 As separate operations it is some sixty kernels of a few numbers each, which at batch 1 cost more
 than all forecasts of a call.
@@ -38,7 +38,6 @@ def _plan(
     dense,
     longest,
     cap,
-    DEGREE: tl.constexpr,
     MEMORY: tl.constexpr,
     FIXED: tl.constexpr,
     STEPS: tl.constexpr,
@@ -57,16 +56,15 @@ def _plan(
         inside = place < size
         difference = tl.zeros([BLOCK], dtype=tl.float32)
         for j in tl.static_range(MEMORY):
-            if MEMORY - 1 - j <= DEGREE:
-                at = tl.load(variable + tl.load(newest + j))
-                weight = tl.where(MEMORY - 1 - j < known, 1.0, 0.0).to(tl.float64)
-                for i in tl.static_range(MEMORY):
-                    if i != j and MEMORY - 1 - i <= DEGREE:
-                        apart = at - tl.load(variable + tl.load(newest + i))
-                        both = (MEMORY - 1 - i < known) & (MEMORY - 1 - j < known)
-                        weight = weight / tl.where(both, apart, 1.0)
-                value = tl.load(history + (row * MEMORY + j) * size + place, mask=inside, other=0.0)
-                difference += weight.to(tl.float32) * value
+            at = tl.load(variable + tl.load(newest + j))
+            weight = tl.where(MEMORY - 1 - j < known, 1.0, 0.0).to(tl.float64)
+            for i in tl.static_range(MEMORY):
+                if i != j:
+                    apart = at - tl.load(variable + tl.load(newest + i))
+                    both = (MEMORY - 1 - i < known) & (MEMORY - 1 - j < known)
+                    weight = weight / tl.where(both, apart, 1.0)
+            value = tl.load(history + (row * MEMORY + j) * size + place, mask=inside, other=0.0)
+            difference += weight.to(tl.float32) * value
         squares += difference * difference
     scale = tl.sqrt(tl.sum(squares)).to(tl.float64) * tl.load(limits)
 
@@ -74,10 +72,9 @@ def _plan(
     real = at_step < steps
     here = tl.load(variable + at_step, mask=real, other=0.0)
     terms = tl.load(weights + at_step, mask=real, other=0.0)
-    span = tl.minimum(DEGREE, known - 1)
     for j in tl.static_range(MEMORY):
         node = tl.load(variable + tl.load(newest + j))
-        terms *= tl.where(MEMORY - 1 - j < span, tl.abs(here - node), 1.0)
+        terms *= tl.where(MEMORY - 1 - j < known - 1, tl.abs(here - node), 1.0)
     terms = tl.where(real & (at_step > now), terms, 0.0)
     last = steps - 1
     if FIXED:
@@ -101,37 +98,29 @@ def _plan(
 
 def plan_rows(runtime: Any, rows: Any, active: Tensor, step: Tensor) -> bool:
     """:meth:`muninn.engines.rounds.RoundRuntime._plan` in one launch; reads nothing on the host."""
-    plan, fixed = runtime.program.plan, runtime._next is not None
-    steps = len(runtime._places)
+    plan, fixed, steps = runtime.program.plan, runtime._next is not None, len(runtime._places)
     with torch.cuda.device_of(active):
-        _launch(plan, fixed, steps, runtime, rows, active, step)
+        _plan[(len(active),)](
+            rows.history,
+            rows.nodes,
+            rows.count,
+            rows.used,
+            rows.due,
+            rows.charged,
+            active,
+            step,
+            runtime._places,
+            runtime._weights,
+            runtime._next if fixed else step,
+            rows.history[0, 0].numel(),
+            steps,
+            runtime._limits,
+            0 if fixed else plan.dense,
+            0 if fixed else plan.longest,
+            0 if fixed else plan.cap,
+            MEMORY=rows.nodes.shape[1],
+            FIXED=fixed,
+            STEPS=triton.next_power_of_2(steps),
+            BLOCK=BLOCK,
+        )
     return True
-
-
-def _launch(
-    plan: Any, fixed: bool, steps: int, runtime: Any, rows: Any, active: Tensor, step: Tensor
-) -> None:
-    _plan[(len(active),)](
-        rows.history,
-        rows.nodes,
-        rows.count,
-        rows.used,
-        rows.due,
-        rows.charged,
-        active,
-        step,
-        runtime._places,
-        runtime._weights,
-        runtime._next if fixed else step,
-        rows.history[0, 0].numel(),
-        steps,
-        runtime._limits,
-        0 if fixed else plan.dense,
-        0 if fixed else plan.longest,
-        0 if fixed else plan.cap,
-        DEGREE=max(runtime.program.forecast.order, 1),
-        MEMORY=rows.nodes.shape[1],
-        FIXED=fixed,
-        STEPS=triton.next_power_of_2(steps),
-        BLOCK=BLOCK,
-    )
