@@ -87,7 +87,8 @@ class Discs:
 
         def largest_distance_m(full: Tensor, fast: Tensor) -> Tensor:
             apart = teacher.unnormalise(full) - teacher.unnormalise(fast)
-            return torch.linalg.vector_norm(apart, dim=-1).amax(dim=-1)
+            found: Tensor = torch.linalg.vector_norm(apart, dim=-1).amax(dim=-1)
+            return found
 
         largest_distance_m.__qualname__ = "largest_distance_m"  # what a promise calls it
         return largest_distance_m
