@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import muninn.engines.graphs
-import muninn_bench.studies.latency.methods
+import muninn_bench.studies.latency.ways
 from graph_cases import Replayed
 from latency_cases import CONFIG, DEVICE, TINY, row, tiny
 from muninn.engines.runtime import Runtime
@@ -21,10 +21,12 @@ from muninn.progress import bars
 from muninn_bench.measure import machine
 from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
-from muninn_bench.studies.latency.batches import measure_batch
-from muninn_bench.studies.latency.growth import measure_growth
-from muninn_bench.studies.latency.measure import add_ratios, measure_subject, prepare
-from muninn_bench.studies.latency.methods import (
+from muninn_bench.studies.latency.growth import measure_batch, measure_growth
+from muninn_bench.studies.latency.measure import add_ratios, measure_variant, prepare
+from muninn_bench.studies.latency.programs import OWN_TUNING_CALLS, TunedPrograms, bisect
+from muninn_bench.studies.latency.settings import CPU, CUDA, sizes
+from muninn_bench.studies.latency.variants import WIDE, halve, variant_names
+from muninn_bench.studies.latency.ways import (
     EVERY,
     FULL_EAGER,
     FULL_GRAPH,
@@ -34,13 +36,9 @@ from muninn_bench.studies.latency.methods import (
     OWN_GRAPH,
     STATIC_EAGER,
     STATIC_GRAPH,
-    Method,
-    methods_for,
+    Way,
+    ways_for,
 )
-from muninn_bench.studies.latency.precision import halve
-from muninn_bench.studies.latency.programs import OWN_TUNING_CALLS, Programs, bisect
-from muninn_bench.studies.latency.settings import CPU, CUDA, sizes
-from muninn_bench.studies.latency.subjects import WIDE, subject_names
 
 
 @pytest.fixture
@@ -53,7 +51,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
         made.append(Replayed(function))
         return made[-1], made[-1].result
 
-    for module in (muninn.engines.graphs, muninn_bench.studies.latency.methods):
+    for module in (muninn.engines.graphs, muninn_bench.studies.latency.ways):
         monkeypatch.setattr(module, "capture", capture)
     monkeypatch.setattr(muninn.engines.graphs, "require_cuda", lambda planner: None)
     return made
@@ -119,15 +117,15 @@ def test_bisection_finds_the_largest_threshold_that_still_asks_for_the_evaluatio
 
 
 def test_programs_spend_what_they_are_given() -> None:
-    programs = Programs(tiny(), 5)
-    context, noise = programs.subject.batch(4)
+    programs = TunedPrograms(tiny(), 5)
+    context, noise = programs.variant.batch(4)
     for program in (programs.static, programs.gated):
         runtime = Runtime(programs.planner, program, on_failure="error")
         _, record = runtime(context, noise=noise)
         assert record.evaluations.tolist() == [5] * 4
     assert programs.capped(2.0).plan.cap == 10  # type: ignore[attr-defined]
     assert programs.gated_own.plan.cap == 8  # type: ignore[attr-defined]
-    context, noise = programs.subject.batch(OWN_TUNING_CALLS)
+    context, noise = programs.variant.batch(OWN_TUNING_CALLS)
     _, record = Runtime(programs.planner, programs.gated_own)(context, noise=noise)
     assert 5.0 <= record.evaluations.mean() <= 6.5
     _, record = programs.paper(context, noise=noise)
@@ -135,30 +133,30 @@ def test_programs_spend_what_they_are_given() -> None:
 
 
 def test_methods_on_a_cpu_and_in_graphs(captures: list[Replayed]) -> None:
-    programs = Programs(replace(tiny(), trained=True), 5)
-    cpu = methods_for(programs, graphed=False, compiled=True)
-    cuda = methods_for(programs, graphed=True, compiled=True)
+    programs = TunedPrograms(replace(tiny(), trained=True), 5)
+    cpu = ways_for(programs, graphed=False, compiled=True)
+    cuda = ways_for(programs, graphed=True, compiled=True)
     for methods in (cpu, cuda):
         assert methods[0].name == FULL_EAGER
         assert len({method.name for method in methods}) == len(methods)
     assert {method.name for method in [*cpu, *cuda]} == set(EVERY)
     assert not any("graph" in method.engine for method in cpu)
-    untrained = methods_for(Programs(tiny(), 5), graphed=True, compiled=True)
+    untrained = ways_for(TunedPrograms(tiny(), 5), graphed=True, compiled=True)
     assert {m.name for m in cuda} - {m.name for m in untrained} == {OWN_EAGER, OWN_GRAPH}
 
 
 def test_a_method_in_a_graph_gives_the_plans_of_the_eager_one(captures: list[Replayed]) -> None:
-    programs = Programs(replace(tiny(), trained=True), 5)
-    graphed = {m.name: m for m in methods_for(programs, graphed=True, compiled=False)}
-    eager = {m.name: m for m in methods_for(programs, graphed=False, compiled=False)}
+    programs = TunedPrograms(replace(tiny(), trained=True), 5)
+    graphed = {m.name: m for m in ways_for(programs, graphed=True, compiled=False)}
+    eager = {m.name: m for m in ways_for(programs, graphed=False, compiled=False)}
     for name, own in graphed.items():
         if own.engine != "graph":
             continue
         run = own.make()
         reference = eager[name.replace("-graph", "-eager")].make()
         for call in (0, 1):  # the second replays what the first captured
-            found, record = run(*programs.subject.call(call))
-            expected, twin = reference(*programs.subject.call(call))
+            found, record = run(*programs.variant.call(call))
+            expected, twin = reference(*programs.variant.call(call))
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
             assert record.evaluations.tolist() == twin.evaluations.tolist()
     assert captures
@@ -167,19 +165,19 @@ def test_a_method_in_a_graph_gives_the_plans_of_the_eager_one(captures: list[Rep
 @pytest.mark.slow
 def test_a_compiled_method_gives_the_plans_of_the_eager_one() -> None:
     """Alternatives too: they run on every engine, and in the layout, that the static plan has."""
-    programs = Programs(tiny(), 5)
-    methods = {m.name: m for m in methods_for(programs, graphed=False, compiled=True)}
+    programs = TunedPrograms(tiny(), 5)
+    methods = {m.name: m for m in ways_for(programs, graphed=False, compiled=True)}
     for way in ("full", "few", "dpm", "static"):
-        expected, _ = methods[f"{way}-eager"].make()(*programs.subject.call(0))
+        expected, _ = methods[f"{way}-eager"].make()(*programs.variant.call(0))
         for engine in ("compiled", "last"):
-            found, record = methods[f"{way}-{engine}"].make()(*programs.subject.call(0))
+            found, record = methods[f"{way}-{engine}"].make()(*programs.variant.call(0))
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
             assert record.evaluations.tolist() == [16 if way == "full" else 5]
 
 
 def test_alternatives_have_every_engine_of_the_static_plan(captures: list[Replayed]) -> None:
     for graphed in (False, True):
-        methods = methods_for(Programs(tiny(), 5), graphed=graphed, compiled=True)
+        methods = ways_for(TunedPrograms(tiny(), 5), graphed=graphed, compiled=True)
         engines: dict[str, set[str]] = {}
         for method in methods:
             way, _, engine = method.name.partition("-")
@@ -190,7 +188,7 @@ def test_alternatives_have_every_engine_of_the_static_plan(captures: list[Replay
 
 
 def test_full_and_static_plans_are_one_graph_each(captures: list[Replayed]) -> None:
-    methods = {m.name: m for m in methods_for(Programs(tiny(), 5), graphed=True, compiled=False)}
+    methods = {m.name: m for m in ways_for(TunedPrograms(tiny(), 5), graphed=True, compiled=False)}
     for place, name in enumerate((FULL_GRAPH, STATIC_GRAPH)):
         run = methods[name].make()
         for call in (0, 1):
@@ -203,9 +201,9 @@ def test_full_and_static_plans_are_one_graph_each(captures: list[Replayed]) -> N
 
 def test_a_subject_is_measured_with_every_method(captures: list[Replayed]) -> None:
     subject = tiny()
-    methods = methods_for(Programs(subject, 5), graphed=True, compiled=False)
+    methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)
     with bars(False) as task:
-        rows, calls = measure_subject(subject, methods, TINY, task)
+        rows, calls = measure_variant(subject, methods, TINY, task)
     assert [row.method for row in rows] == [method.name for method in methods]
     assert all(row.note == "" and row.calls == TINY.timed for row in rows)
     by_name = {row.method: row for row in rows}
@@ -231,10 +229,10 @@ def test_graphs_are_warmed_up_in_every_round_and_slow_eager_calls_in_some(
 ) -> None:
     settings = replace(TINY, warm_up=8, turn_seconds=1e-9, longest_stride=4)  # all calls are long
     subject = tiny()
-    methods = methods_for(Programs(subject, 5), graphed=True, compiled=False)
+    methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)
     methods = [m for m in methods if m.name in (FULL_EAGER, STATIC_EAGER, STATIC_GRAPH)]
     with bars(False) as task:
-        full, eager, graph = measure_subject(subject, methods, settings, task)[0]
+        full, eager, graph = measure_variant(subject, methods, settings, task)[0]
     assert (full.warm_up, eager.warm_up, graph.warm_up) == (2 + settings.calls, 2, 8)
     assert (full.calls, eager.calls, graph.calls) == (1, 1, 1)  # of four timed rounds
 
@@ -252,22 +250,22 @@ def test_a_method_that_cannot_run_is_noted_and_the_others_are_measured() -> None
         raise RuntimeError("no compiler was found\nand much more")
 
     subject = tiny()
-    methods = methods_for(Programs(subject, 5), graphed=False, compiled=False)[:1]
-    methods.append(Method("full-compiled", "Full", "compiled", refuse))
+    methods = ways_for(TunedPrograms(subject, 5), graphed=False, compiled=False)[:1]
+    methods.append(Way("full-compiled", "Full", "compiled", refuse))
     with bars(False) as task:
-        rows, calls = measure_subject(subject, methods, TINY, task)
+        rows, calls = measure_variant(subject, methods, TINY, task)
     assert rows[1].note == "skipped (RuntimeError: no compiler was found)"
     assert rows[1].p50_ms is None
     assert {call.method for call in calls} == {FULL_EAGER}
     with bars(False) as task, pytest.raises(InputError, match="first method"):
-        measure_subject(subject, methods[1:], TINY, task)
+        measure_variant(subject, methods[1:], TINY, task)
     assert prepare(methods[1], subject.call(0), DEVICE).run is None
 
 
 @pytest.mark.parametrize("graphed", [False, True])
 def test_batches_and_growth(captures: list[Replayed], graphed: bool) -> None:
     with bars(False) as task:
-        batches = measure_batch(Programs(tiny(), 5), 3, TINY, task, graphed=graphed)
+        batches = measure_batch(TunedPrograms(tiny(), 5), 3, TINY, task, graphed=graphed)
         cells = measure_growth(TINY, DEVICE, task, graphed=graphed)
     fulls = [found.p50_ms for found in batches if found.method == "full"]
     assert len(fulls) == 1 + graphed
@@ -289,10 +287,10 @@ def test_what_cannot_be_captured_is_not_timed_as_full_compute(
     def refuse(*_: Any) -> Any:
         raise RuntimeError("not permitted")
 
-    for module in (muninn.engines.graphs, muninn_bench.studies.latency.methods):
+    for module in (muninn.engines.graphs, muninn_bench.studies.latency.ways):
         monkeypatch.setattr(module, "capture", refuse)
     subject = tiny()
-    methods = methods_for(Programs(subject, 5), graphed=True, compiled=False)
+    methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)
     graphed = [method for method in methods if method.engine == "graph"]
     assert graphed
     for method in graphed:
@@ -311,7 +309,7 @@ def test_devices_and_settings() -> None:
     assert CUDA.lighter().warm_up == 50
     assert min(CUDA.batch_timed, CPU.batch_timed) >= 10
     assert sizes("cuda", quick=True).timed < sizes("cpu", quick=False).timed
-    assert subject_names("cpu", None) == ("maze2d-fp32", "transformer-fp32")
-    assert subject_names("cuda", ("maze2d-fp16", "unet63m-fp16"))[0] == "unet63m-fp16"
+    assert variant_names("cpu", None) == ("maze2d-fp32", "transformer-fp32")
+    assert variant_names("cuda", ("maze2d-fp16", "unet63m-fp16"))[0] == "unet63m-fp16"
     with pytest.raises(InputError, match="choose from maze2d-fp32"):
-        subject_names("cpu", ("unet63m-fp16",))
+        variant_names("cpu", ("unet63m-fp16",))

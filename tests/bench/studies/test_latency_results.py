@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +13,27 @@ import muninn_bench.studies.latency.study as study
 from latency_cases import CONFIG, DEVICE, TINY, row, tiny
 from muninn.errors import InputError
 from muninn_bench.measure import machine
+from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.studies.latency import profile
 from muninn_bench.studies.latency.measure import add_ratios
-from muninn_bench.studies.latency.methods import (
+from muninn_bench.studies.latency.page import (
+    outside_network,
+    planner_section,
+    summary_table,
+    write_latency,
+)
+from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.rows import (
+    BatchRow,
+    LatencyRow,
+    ProfileRow,
+    TimedCall,
+    merge,
+    table,
+)
+from muninn_bench.studies.latency.targets import Target, targets
+from muninn_bench.studies.latency.variants import VARIANTS, TimedVariant, random_variant
+from muninn_bench.studies.latency.ways import (
     FULL_EAGER,
     FULL_GRAPH,
     GATED_GRAPH,
@@ -23,27 +42,8 @@ from muninn_bench.studies.latency.methods import (
     OWN_GRAPH,
     STATIC_EAGER,
     STATIC_GRAPH,
-    methods_for,
+    ways_for,
 )
-from muninn_bench.studies.latency.programs import Programs
-from muninn_bench.studies.latency.rows import (
-    BatchRow,
-    Call,
-    ProfileRow,
-    Row,
-    merge,
-    read_csv,
-    write_csv,
-)
-from muninn_bench.studies.latency.subjects import BUILDERS, Subject, random_subject
-from muninn_bench.studies.latency.tables import (
-    method_table,
-    outside_network,
-    summary_table,
-    target_table,
-)
-from muninn_bench.studies.latency.targets import Target, outside, targets
-from muninn_bench.studies.latency.write import Results, write_latency
 
 ROOT = Path(__file__).parents[3]
 
@@ -64,8 +64,8 @@ def test_time_is_counted_once_for_the_innermost_part(monkeypatch: pytest.MonkeyP
 
 def test_parts_of_a_call_are_counted_and_the_clocks_taken_off() -> None:
     subject = tiny()
-    programs = Programs(subject, 5)
-    methods = {m.name: m for m in methods_for(programs, graphed=False, compiled=False)}
+    programs = TunedPrograms(subject, 5)
+    methods = {m.name: m for m in ways_for(programs, graphed=False, compiled=False)}
     before = [getattr(owner, name) for owner, name, _ in profile.SEAMS]
     rows = profile.host_parts(subject, methods[STATIC_EAGER], repeats=2)
     assert [getattr(owner, name) for owner, name, _ in profile.SEAMS] == before
@@ -137,10 +137,11 @@ def test_targets_by_hand() -> None:
             "missed",
         ),
     }
+    fewer = [t for t in targets("cuda", rows[:3], []) if "outside the network" in t.promise]
+    assert [t.measured for t in fewer] == [None]
     others = [t for (subject, _), t in found.items() if subject != "unet63m-fp16"]
     assert len(others) == 13
     assert {t.verdict for t in others} == {"not measured"}
-    assert outside(rows[:3], "unet63m-fp16") is None
 
 
 def test_a_gate_with_its_own_threshold_is_told_beside_the_targets() -> None:
@@ -148,7 +149,7 @@ def test_a_gate_with_its_own_threshold_is_told_beside_the_targets() -> None:
     (told,) = [t for t in targets("cuda", [own], []) if "own threshold" in t.promise]
     assert (told.measured, told.limit, told.verdict) == (1.3, None, "for information")
     assert str(told).endswith("p99 over p50: 1.3: for information")
-    assert target_table([told]).endswith("| - | 1.3 | for information |")
+    assert table(Target.TABLE, [told]).endswith("| - | 1.3 | for information |")
 
 
 def test_targets_on_a_cpu_by_hand() -> None:
@@ -164,10 +165,10 @@ def test_targets_on_a_cpu_by_hand() -> None:
 def test_rows_survive_their_file(tmp_path: Path) -> None:
     rows = [row(FULL_EAGER, 1.5, memory_mb=2.0), row("dpm-graph", None, note="no, not here")]
     write_csv(tmp_path / "rows.csv", rows)
-    assert read_csv(tmp_path / "rows.csv", Row) == rows
-    assert read_csv(tmp_path / "none.csv", Row) == []
+    assert read_csv(tmp_path / "rows.csv", LatencyRow) == rows
+    assert read_csv(tmp_path / "none.csv", LatencyRow) == []
     with pytest.raises(InputError, match="another version"):
-        read_csv(tmp_path / "rows.csv", Call)
+        read_csv(tmp_path / "rows.csv", TimedCall)
 
 
 def test_a_later_run_replaces_the_subjects_it_measured() -> None:
@@ -178,14 +179,16 @@ def test_a_later_run_replaces_the_subjects_it_measured() -> None:
 
 def test_tables_leave_out_what_did_not_run() -> None:
     full = row(FULL_GRAPH, 177.3, over_eager=3.2)
-    text = method_table([full, replace(full, calls=50), row("dpm-graph", None)])
+    rows = [full, replace(full, calls=50), row("dpm-graph", None, note="no compiler")]
+    _, _, text, note = planner_section(rows)
     assert "| full-graph | graph | 20.0 | 177 | - | 177 | 3 | 1 | 0.1 | - | 3.20x | - |" in text
     assert "| 177 | 177 | 177 | 50 | 1 |" in text  # enough calls for a 99th percentile
     assert "dpm" not in text
+    assert note == "- dpm-graph (graph): no compiler"
     lines = {line.count("|") for line in text.splitlines()}
     assert lines == {13}
     target = Target("x", "speed-up", 4.4, None, at_least=True)
-    assert target_table([target]).endswith("| x | speed-up | >= 4.4 | - | not measured |")
+    assert table(Target.TABLE, [target]).endswith("| x | speed-up | >= 4.4 | - | not measured |")
 
 
 def test_the_summary_by_hand() -> None:
@@ -223,17 +226,30 @@ def test_what_the_profile_leaves_of_steps_over_evaluations() -> None:
 
 @pytest.mark.parametrize(("page", "device"), [("README.md", "cuda"), ("docs/engines.md", "cpu")])
 def test_pages_show_the_summary_of_the_results(page: str, device: str) -> None:
-    rows = read_csv(ROOT / f"results/latency/{device}.csv", Row)
+    rows = read_csv(ROOT / f"results/latency/{device}.csv", LatencyRow)
     shown = (ROOT / page).read_text()
     missing = [line for line in summary_table(rows).splitlines() if line not in shown]
     assert missing == [], f"copy the summary of results/latency/{device}.md into {page}"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_committed_pages_are_those_of_their_files(tmp_path: Path, device: str) -> None:
+    """Byte for byte, but for the paragraph above the tables: it says how those runs were made."""
+    folder = ROOT / "results/latency"
+    for path in folder.glob(f"{device}*.csv"):
+        shutil.copy(path, tmp_path)
+    write_latency(tmp_path, device, {}, "a test", picture=False)
+    for path in sorted(tmp_path.iterdir()):
+        made, kept = path.read_text(), (folder / path.name).read_text()
+        start = "## Targets" if path.suffix == ".md" else ""
+        assert made[made.index(start) :] == kept[kept.index(start) :], path.name
+
+
 def test_two_runs_in_one_folder(tmp_path: Path) -> None:
     for subject, p50 in (("unet63m-fp16", 10.0), ("maze2d-fp16", 20.0), ("unet63m-fp16", 30.0)):
         rows = add_ratios([row(FULL_GRAPH, p50, subject=subject, title=subject)])
-        write_latency(tmp_path, "cuda", Results(rows=rows), "the command")
-    kept = read_csv(tmp_path / "cuda.csv", Row)
+        write_latency(tmp_path, "cuda", {LatencyRow: rows}, "the command")
+    kept = read_csv(tmp_path / "cuda.csv", LatencyRow)
     assert [(found.subject, found.p50_ms) for found in kept] == [
         ("unet63m-fp16", 30.0),
         ("maze2d-fp16", 20.0),
@@ -246,7 +262,7 @@ def test_two_runs_in_one_folder(tmp_path: Path) -> None:
 def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("maze2d-fp32", "transformer-fp32"):
         subject = replace(tiny(name), trained=True)  # else there is nothing to draw
-        monkeypatch.setitem(BUILDERS, name, lambda device, calls, subject=subject: subject)
+        monkeypatch.setitem(VARIANTS, name, lambda device, calls, subject=subject: subject)
     monkeypatch.setattr(study, "sizes", lambda device, quick: TINY)
     arguments = (tmp_path, "cpu", True, True, "muninn-bench latency", False)
     found = study.run_latency(*arguments)
@@ -265,12 +281,12 @@ def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for heading in ("## Targets", "## Batches", "## Growth of cost", "## Where the time goes"):
         assert heading in page
     assert machine.hardware(DEVICE) in page
-    before = read_csv(tmp_path / "cpu.csv", Row)
+    before = read_csv(tmp_path / "cpu.csv", LatencyRow)
     study.run_latency(
         *arguments[:3], False, *arguments[4:], subjects=["maze2d-fp32"], methods=[STATIC_EAGER],
         growth=False, batches=False,
     )  # fmt: skip
-    after = read_csv(tmp_path / "cpu.csv", Row)
+    after = read_csv(tmp_path / "cpu.csv", LatencyRow)
     own = [found.method for found in after if found.subject == "maze2d-fp32"]
     assert own == [FULL_EAGER, STATIC_EAGER]
     others = [found for found in before if found.subject == "transformer-fp32"]
@@ -281,15 +297,15 @@ def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.gpu
 def test_the_whole_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(device: torch.device, calls: int) -> Subject:
-        return random_subject(
-            "unet63m-fp16", "a tiny U-Net", CONFIG, 8, device, "fp16", calls, steps=16
+    def build(device: torch.device, calls: int) -> TimedVariant:
+        return random_variant(
+            "unet63m-fp16", "a tiny U-Net", CONFIG, 8, "fp16", device, calls, steps=16
         )
 
-    monkeypatch.setitem(BUILDERS, "unet63m-fp16", build)
+    monkeypatch.setitem(VARIANTS, "unet63m-fp16", build)
     monkeypatch.setattr(study, "sizes", lambda device, quick: TINY)
     study.run_latency(tmp_path, "cuda", True, True, "a test", False, subjects=["unet63m-fp16"])
-    rows = {row.method: row for row in read_csv(tmp_path / "cuda.csv", Row)}
+    rows = {row.method: row for row in read_csv(tmp_path / "cuda.csv", LatencyRow)}
     assert {row.note for row in rows.values()} == {""}
     assert rows[STATIC_GRAPH].evaluations == rows[GATED_GRAPH].evaluations == 5.0
     assert rows[FULL_GRAPH].deviation_p95 < 1e-2  # type: ignore[operator]

@@ -18,7 +18,7 @@ from muninn_bench.measure.machine import hardware
 
 
 def test_a_soak_of_a_tiny_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(soak.BUILDERS, "maze2d-fp32", lambda device, calls: tiny())
+    monkeypatch.setitem(soak.VARIANTS, "maze2d-fp32", lambda device, calls: tiny())
     monkeypatch.setattr(soak, "EVALUATIONS", 5)
     monkeypatch.setattr(soak, "RARE_EVERY", 5)  # a sweep is 30 calls
     found = soak.run_soak(tmp_path, "cpu", 180, "a test", progress=False)
@@ -72,7 +72,7 @@ def test_a_result_that_changes_and_memory_that_grows_are_seen(
         calls += 1
         return torch.full((1,), float(calls == 100)), None
 
-    monkeypatch.setattr(soak, "_allocated", lambda device: float(next(memory)))
+    monkeypatch.setattr(soak, "_memory", lambda device: (float(next(memory)), 0.0, 0.0))
     device = torch.device("cpu")
     found = soak._soak(
         run, lambda rows, first: (None, None), device, "static", "eager", 960, lambda steps: None

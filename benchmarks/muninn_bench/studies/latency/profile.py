@@ -9,13 +9,15 @@ graph of the evaluations alone.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
@@ -29,20 +31,10 @@ from muninn.engines.vector_gap import StepTable
 from muninn.model.sampler import Sampler
 from muninn.progress import Task
 from muninn_bench.measure.machine import synchronise
-from muninn_bench.measure.protocol import Run
 from muninn_bench.measure.turns import time_call
-from muninn_bench.studies.latency.methods import (
-    FULL_EAGER,
-    FULL_GRAPH,
-    GATED_EAGER,
-    GATED_GRAPH,
-    NETWORK_GRAPH,
-    STATIC_EAGER,
-    STATIC_GRAPH,
-    Method,
-)
 from muninn_bench.studies.latency.rows import ProfileRow
-from muninn_bench.studies.latency.subjects import InpaintedEnds, Subject
+from muninn_bench.studies.latency.variants import InpaintedEnds, TimedVariant
+from muninn_bench.studies.latency.ways import Way
 from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
 
 NETWORK = "network"
@@ -82,9 +74,9 @@ KERNELS: tuple[tuple[str, str], ...] = (
 )
 """Pattern in a kernel's name and its group, the first that fits."""
 
-HOST = (FULL_EAGER, STATIC_EAGER, GATED_EAGER)
+HOST = ("full-eager", "static-eager", "gated-eager")
 DEVICE = (
-    FULL_GRAPH, NETWORK_GRAPH, STATIC_GRAPH, GATED_GRAPH, "full-compiled-graph", "full-last"
+    "full-graph", "network-graph", "static-graph", "gated-graph", "full-compiled-graph", "full-last"
 )  # fmt: skip
 REPEATS = 5
 TRACED = 2  # calls; one of full compute is some 20,000 kernels
@@ -102,11 +94,11 @@ class Clock:
     _since: float = 0.0
 
     def start(self) -> None:
-        """Begin; what follows is the rest until a part is entered."""
+        """Begin; time counts for the rest until a part is entered."""
         self._since = time.perf_counter()
 
     def stop(self) -> None:
-        """Count what has passed for the part that is entered."""
+        """Count the time since then for the part that is entered."""
         now = time.perf_counter()
         self.seconds[self._inside[-1]] += now - self._since
         self._since = now
@@ -131,18 +123,11 @@ def clocked(clock: Clock) -> Iterator[None]:
     Raises:
         AttributeError: a seam is not where :data:`SEAMS` says.
     """
-    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in SEAMS]
-    own = [name in vars(owner) for owner, name, _ in SEAMS]
-    try:
-        for (owner, name, part), (_, _, inner) in zip(SEAMS, kept, strict=True):
-            setattr(owner, name, _timed(inner, clock, part))
+    with ExitStack() as seams:
+        for owner, name, part in SEAMS:
+            timed = _timed(getattr(owner, name), clock, part)
+            seams.enter_context(mock.patch.object(owner, name, timed))
         yield
-    finally:
-        for (owner, name, inner), here in zip(kept, own, strict=True):
-            if here:
-                setattr(owner, name, inner)
-            else:
-                delattr(owner, name)
 
 
 def _timed(inner: Callable[..., Any], clock: Clock, part: str) -> Callable[..., Any]:
@@ -154,17 +139,17 @@ def _timed(inner: Callable[..., Any], clock: Clock, part: str) -> Callable[..., 
     return outer
 
 
-def host_parts(subject: Subject, method: Method, repeats: int = REPEATS) -> list[ProfileRow]:
+def host_parts(variant: TimedVariant, way: Way, repeats: int = REPEATS) -> list[ProfileRow]:
     """Mean wall-clock time of each part of a call.
 
     On a GPU the host does not wait for kernels, except where it reads: a part's time is that of
-    launching it. The method is made with the clocks on: to one made before, they would be another
+    launching it. The way is made with the clocks on: to one made before, they would be another
     network.
     """
-    call, device = subject.call(0), subject.planner.device
+    call, device = variant.call(0), variant.planner.device
     clock = Clock()
     with clocked(clock):
-        run = method.make()
+        run = way.make()
         run(*call)
         clock.seconds.clear()
         clock.entries.clear()
@@ -174,18 +159,21 @@ def host_parts(subject: Subject, method: Method, repeats: int = REPEATS) -> list
             run(*call)
             synchronise(device)
             clock.stop()
-    total = sum(clock.seconds.values())
+    parts = {
+        part: (1e3 * seconds / repeats, clock.entries[part] / repeats)
+        for part, seconds in clock.seconds.items()
+    }
+    return _rows(variant.name, way.name, "host", parts)
+
+
+def _rows(
+    subject: str, method: str, view: str, parts: dict[str, tuple[float, float]]
+) -> list[ProfileRow]:
+    """Rows of parts, given as milliseconds and count; the longest first."""
+    whole = sum(milliseconds for milliseconds, _ in parts.values())
     return [
-        ProfileRow(
-            subject.name,
-            method.name,
-            "host",
-            part,
-            1e3 * seconds / repeats,
-            seconds / total,
-            clock.entries[part] / repeats,
-        )
-        for part, seconds in sorted(clock.seconds.items(), key=lambda item: -item[1])
+        ProfileRow(subject, method, view, part, milliseconds, milliseconds / whole, count)
+        for part, (milliseconds, count) in sorted(parts.items(), key=lambda item: -item[1][0])
     ]
 
 
@@ -195,17 +183,15 @@ def kernel_group(name: str) -> str:
     >>> kernel_group("void at::native::vectorized_elementwise_kernel<4>")
     'element-wise and indexing'
     """
-    for pattern, group in KERNELS:
-        if re.search(pattern, name, re.IGNORECASE):
-            return group
-    return "other kernels"
+    fitting = (group for pattern, group in KERNELS if re.search(pattern, name, re.IGNORECASE))
+    return next(fitting, "other kernels")
 
 
 def device_parts(
-    subject: Subject, method: str, run: Run, repeats: int = TRACED
+    variant: TimedVariant, way: Way, repeats: int = TRACED
 ) -> tuple[list[ProfileRow], str]:
     """Time of each group of kernels in a call, and the table of all kernels."""
-    call, device = subject.call(0), subject.planner.device
+    call, device, run = variant.call(0), variant.planner.device, way.make()
     run(*call)
     wall = float(np.median([time_call(lambda: run(*call), device)[0] for _ in range(REPEATS)]))
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -220,7 +206,7 @@ def device_parts(
         if event.device_type.name != "CPU"
     ]
     table = averages.table(sort_by="self_device_time_total", row_limit=25, max_name_column_width=90)
-    return group_kernels(subject.name, method, kernels, 1e3 * wall), str(table)
+    return group_kernels(variant.name, way.name, kernels, 1e3 * wall), str(table)
 
 
 def group_kernels(
@@ -233,34 +219,30 @@ def group_kernels(
         kernels: name, milliseconds and launches per call.
         wall_ms: of a call that was not traced.
     """
-    spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    spent: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for name, milliseconds, count in kernels:
-        spent[kernel_group(name)][0] += milliseconds
-        spent[kernel_group(name)][1] += count
+        before = spent[kernel_group(name)]
+        spent[kernel_group(name)] = before[0] + milliseconds, before[1] + count
     busy = sum(milliseconds for milliseconds, _ in spent.values())
-    spent[IDLE] = [max(wall_ms - busy, 0.0), 0.0]
-    whole = max(wall_ms, busy)
-    return [
-        ProfileRow(subject, method, "device", part, milliseconds, milliseconds / whole, count)
-        for part, (milliseconds, count) in sorted(spent.items(), key=lambda item: -item[1][0])
-    ]
+    spent[IDLE] = max(wall_ms - busy, 0.0), 0.0
+    return _rows(subject, method, "device", spent)
 
 
-def profile_subject(
-    subject: Subject, methods: Sequence[Method], task: Task
+def profile_variant(
+    variant: TimedVariant, ways: Sequence[Way], task: Task
 ) -> tuple[list[ProfileRow], str]:
-    """Rows of every profiled method, and the same as text with the tables of kernels."""
-    chosen = [method for method in methods if method.name in (*HOST, *DEVICE)]
-    advance = task(f"{subject.name}: profile", len(chosen))
+    """Rows of every profiled way, and the same as text with the tables of kernels."""
+    chosen = [way for way in ways if way.name in (*HOST, *DEVICE)]
+    advance = task(f"{variant.name}: profile", len(chosen))
     rows: list[ProfileRow] = []
     tables: list[str] = []
-    for method in chosen:
-        if method.name in HOST:
-            rows += host_parts(subject, method)
-        elif subject.planner.device.type == "cuda":
-            own, table = device_parts(subject, method.name, method.make())
+    for way in chosen:
+        if way.name in HOST:
+            rows += host_parts(variant, way)
+        elif variant.planner.device.type == "cuda":
+            own, table = device_parts(variant, way)
             rows += own
-            tables.append(f"{subject.name}, {method.name}\n{table}")
+            tables.append(f"{variant.name}, {way.name}\n{table}")
         advance(1)
     return rows, "\n".join([profile_text(rows), *tables])
 
@@ -268,10 +250,10 @@ def profile_subject(
 def profile_text(rows: Sequence[ProfileRow]) -> str:
     """The rows, aligned for a person."""
     lines = []
-    last = ("", "", "")
-    for row in rows:
-        if (row.subject, row.method, row.view) != last:
-            last = (row.subject, row.method, row.view)
-            lines.append(f"\n{row.subject}, {row.method} ({row.view} time per call)")
-        lines.append(f"  {row.part:<38} {row.ms:10.3f} ms {row.share:7.1%} {row.count:9.1f} times")
+    for key, own in itertools.groupby(rows, lambda row: (row.subject, row.method, row.view)):
+        lines.append("\n{}, {} ({} time per call)".format(*key))
+        lines += [
+            f"  {row.part:<38} {row.ms:10.3f} ms {row.share:7.1%} {row.count:9.1f} times"
+            for row in own
+        ]
     return "\n".join(lines) + "\n"

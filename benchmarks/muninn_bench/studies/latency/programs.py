@@ -18,7 +18,7 @@ from muninn.certify.search import Search
 from muninn.certify.static_search import MODELS, Candidate, StaticSearch
 from muninn.engines.rounds import RoundRuntime
 from muninn.errors import InputError
-from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
 from muninn.paper.gates import Threshold
 from muninn.paper.policy import ProbedPlanner
 from muninn.paper.split import Probe, split_of
@@ -26,7 +26,10 @@ from muninn.programs.anchors import spread_steps
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Adaptive, Program, Static
 from muninn_bench.measure.alternatives import Alternative, AlternativeSearch
-from muninn_bench.studies.latency.subjects import SEED, TUNING_CALLS, Subject
+from muninn_bench.studies.latency.variants import SEED, TUNING_CALLS, TimedVariant
+
+FORECAST = Forecast("sample", order=1, look_back=True)
+"""The clean trajectory, linear, with look-back."""
 
 GATE_CALLS = 4
 SHARE = 0.03
@@ -67,38 +70,29 @@ def bisect(
     for _ in range(trials):
         middle = math.sqrt(low * high)
         found = evaluations(middle)
-        if found >= wanted:
-            low = middle
-            if slack and found <= wanted + slack:
-                break
-        else:
+        if found < wanted:
             high = middle
+            continue
+        low = middle
+        if slack and found <= wanted + slack:
+            break
     return low
 
 
-class Programs:
-    """Programs of one subject with ``count`` evaluations, each tuned when first asked for.
+class TunedPrograms:
+    """Programs of one planner with ``count`` evaluations, each tuned when first asked for.
 
     Args:
-        subject: the planner, and calls to tune on.
+        variant: the planner, and calls to tune on.
         count: evaluations of a call.
-        tuning: calls to tune plans and alternatives on, at most as many as the subject has.
+        tuning: calls to tune plans and alternatives on, at most as many as the variant has.
     """
 
-    def __init__(self, subject: Subject, count: int, tuning: int = TUNING_CALLS) -> None:
-        self.subject = subject
+    def __init__(self, variant: TimedVariant, count: int, tuning: int = TUNING_CALLS) -> None:
+        self.variant = variant
+        self.planner = variant.planner
         self.count = count
         self._tuning = tuning
-
-    @property
-    def planner(self) -> Planner:
-        """The subject's."""
-        return self.subject.planner
-
-    @functools.cached_property
-    def forecast(self) -> Forecast:
-        """The clean trajectory, linear, with look-back."""
-        return Forecast("sample", order=1, look_back=True)
 
     @functools.cached_property
     def full(self) -> Program:
@@ -108,13 +102,13 @@ class Programs:
     @functools.cached_property
     def static(self) -> Program:
         """Evaluations spread evenly, or the best shortest path where the network is trained."""
-        even = Program(self.forecast, Static(spread_steps(len(self.planner.sampler), self.count)))
+        even = Program(FORECAST, Static(spread_steps(len(self.planner.sampler), self.count)))
         if self._calls is None:
             return even
         search = StaticSearch(
             Search(self._calls, 1.0, SHARE, Journal(None, {}), lambda count: None)
         )
-        paths = [search.program(Candidate(self.forecast, model), self.count) for model in MODELS]
+        paths = [search.program(Candidate(FORECAST, model), self.count) for model in MODELS]
         return min([even, *paths], key=lambda program: search.search.score(program).excess)
 
     def alternative(self, name: str) -> Alternative:
@@ -129,24 +123,25 @@ class Programs:
 
     @functools.cached_property
     def _calls(self) -> PairedCalls | None:
-        contexts = self.subject.tuning
-        if contexts is None:
+        if self.variant.tuning is None:
             return None
-        contexts = contexts[: self._tuning]
+        contexts = self.variant.tuning[: self._tuning]
         return PairedCalls(self.planner, contexts, len(contexts), rms_step, SEED + 1)
+
+    def _evaluations(self, threshold: float, cap: int, calls: int) -> FloatArray:
+        """Of a gate, in each of the first calls."""
+        context, noise = self.variant.batch(calls)
+        program = Program(FORECAST, Adaptive(threshold, cap=cap))
+        record = RoundRuntime(self.planner, program)(context, noise=noise)[1]
+        return record.evaluations.astype(float)
 
     @functools.cached_property
     def gated(self) -> Program:
         """A gate with a hard cap of ``count`` evaluations, which nearly every call reaches."""
-        context, noise = self.subject.batch(GATE_CALLS)
-
-        def fewest(threshold: float) -> float:
-            program = Program(self.forecast, Adaptive(threshold, cap=self.count))
-            _, record = RoundRuntime(self.planner, program)(context, noise=noise)
-            return float(record.evaluations.min())
-
-        threshold = MARGIN * bisect(fewest, self.count)
-        return Program(self.forecast, Adaptive(threshold, cap=self.count))
+        threshold = MARGIN * bisect(
+            lambda tried: self._evaluations(tried, self.count, GATE_CALLS).min(), self.count
+        )
+        return Program(FORECAST, Adaptive(threshold, cap=self.count))
 
     @functools.cached_property
     def gated_own(self) -> Program:
@@ -155,22 +150,19 @@ class Programs:
         Tuned on calls that are timed; its cap is :data:`OWN_CAP` times the mean, to be reached
         seldom.
         """
-        context, noise = self.subject.batch(OWN_TUNING_CALLS)
         cap = round(OWN_CAP * self.count)
-
-        def mean(threshold: float) -> float:
-            program = Program(self.forecast, Adaptive(threshold, cap=cap))
-            _, record = RoundRuntime(self.planner, program)(context, noise=noise)
-            return float(record.evaluations.mean())
-
-        threshold = bisect(mean, self.count, slack=OWN_SLACK)
-        return Program(self.forecast, Adaptive(threshold, cap=cap))
+        threshold = bisect(
+            lambda tried: self._evaluations(tried, cap, OWN_TUNING_CALLS).mean(),
+            self.count,
+            slack=OWN_SLACK,
+        )
+        return Program(FORECAST, Adaptive(threshold, cap=cap))
 
     def capped(self, ratio: float) -> Program:
         """The same gate with ``ratio`` times the cap: rows of a batch differ in evaluations."""
         plan = self.gated.plan
         assert isinstance(plan, Adaptive)
-        return Program(self.forecast, replace(plan, cap=round(ratio * self.count)))
+        return Program(FORECAST, replace(plan, cap=round(ratio * self.count)))
 
     @functools.cached_property
     def paper(self) -> ProbedPlanner:
@@ -179,7 +171,7 @@ class Programs:
         Reuse is allowed at every step but the first and the last; the published band, a tenth at
         either end, alone takes 20 of 100 evaluations.
         """
-        context, noise = self.subject.batch(GATE_CALLS)
+        context, noise = self.variant.batch(GATE_CALLS)
         probe = Probe(split_of(self.planner.denoiser))
         eligible = range(1, len(self.planner.sampler) - 1)
 
@@ -187,8 +179,7 @@ class Programs:
             return ProbedPlanner(self.planner, probe, Threshold(threshold), eligible=eligible)
 
         def mean(threshold: float) -> float:
-            _, record = gate(threshold)(context, noise=noise)
-            return float(record.evaluations.mean())
+            return float(gate(threshold)(context, noise=noise)[1].evaluations.mean())
 
         # Every trial is a call with up to all evaluations: narrow from where scores lie.
         return gate(bisect(mean, self.count, 1e-5, 1e1, trials=12, slack=0.5))

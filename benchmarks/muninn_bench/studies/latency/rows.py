@@ -1,33 +1,41 @@
-"""The rows that a run writes, and their CSV files."""
+"""The rows that a run writes, one CSV file for each kind; fields are the columns of the files.
+
+``TABLE`` names the columns of a kind in Markdown, as ``heading=attribute:format``, the attribute
+only where it is not the heading. Formats ``ms`` and ``x`` are those of :func:`cell`, others are
+Python's.
+"""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
-from muninn.errors import InputError
+from muninn_bench.report.table import markdown
+
+FEWEST_FOR_P99 = 50
+"""Timed calls below which a 99th percentile is the largest call by another name."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method on one subject at batch 1.
+class LatencyRow:
+    """One way to plan with one planner (``subject``), at batch 1.
 
     Attributes:
-        subject, title, parameters, precision, trained, horizon, dim, steps: of the planner.
-        method, method_title, engine: what made the plans.
         evaluations: mean per call.
-        p50_ms, p99_ms, max_ms: of the timed calls; None where the method could not run.
+        p50_ms, p99_ms, max_ms: of the timed calls; None where the way could not run.
         calls, warm_up: how many of each.
         deviation_p95: from Full eager with the same noise, ``rms_step``.
-        memory_mb: most memory beyond weights and other methods, capture included; None on a CPU.
+        memory_mb: most memory beyond weights and other ways, capture included; None on a CPU.
         over_eager, over_graph: how much faster than Full eager, and than Full in one graph.
-        hardware: in words.
         note: why it could not run.
     """
 
+    TABLE: ClassVar[str] = (
+        "method=method_title|engine|evaluations:.1f|p50 ms=p50_ms:ms|p99 ms=shown_p99:ms|"
+        "max ms=max_ms:ms|calls|warm-up=warm_up|deviation p95=shown_deviation:.2g|"
+        "memory MB=memory_mb:.0f|over Full eager=over_eager:x|over Full graph=over_graph:x"
+    )
     subject: str
     title: str
     parameters: int
@@ -52,10 +60,20 @@ class Row:
     hardware: str
     note: str
 
+    @property
+    def shown_p99(self) -> float | None:
+        """The 99th percentile where there are calls enough for one."""
+        return self.p99_ms if self.calls >= FEWEST_FOR_P99 else None
+
+    @property
+    def shown_deviation(self) -> float | None:
+        """The deviation of a trained network: plans of random weights say nothing."""
+        return self.deviation_p95 if self.trained else None
+
 
 @dataclass(frozen=True)
-class Call:
-    """One timed call: what the figures of a :class:`Row` are made from."""
+class TimedCall:
+    """One timed call: the figures of a :class:`LatencyRow` are made from them."""
 
     subject: str
     method: str
@@ -68,13 +86,12 @@ class Call:
 
 @dataclass(frozen=True)
 class BatchRow:
-    """Throughput of one method on a batch.
+    """Throughput on a batch, over the fastest Full; a cache of no cost would reach ``ideal``."""
 
-    Attributes:
-        over_full: how much faster than the fastest Full on the same batch.
-        ideal: steps per mean evaluation, what a cache of no cost would reach.
-    """
-
+    TABLE: ClassVar[str] = (
+        "planner=title|batch|method|engine|evaluations:.1f|p50 ms=p50_ms:ms|"
+        "plans/s=plans_per_second:ms|over Full=over_full:x|share of steps/evaluations=share:.2f"
+    )
     subject: str
     title: str
     batch: int
@@ -87,11 +104,20 @@ class BatchRow:
     ideal: float
     hardware: str
 
+    @property
+    def share(self) -> float:
+        """Of the ideal speed-up that was reached."""
+        return self.over_full / self.ideal
+
 
 @dataclass(frozen=True)
 class GrowthRow:
     """One cell of the growth grid, Full and Muninn static."""
 
+    TABLE: ClassVar[str] = (
+        "varied=axis|H=horizon|T=steps|d=dim|batch|parameters:,|evaluations|Full ms=full_ms:ms|"
+        "Muninn ms=muninn_ms:ms|speed-up=over_full:x"
+    )
     subject: str
     axis: str
     value: int
@@ -110,14 +136,11 @@ class GrowthRow:
 
 @dataclass(frozen=True)
 class ProfileRow:
-    """A part of the time of one call.
+    """A part of one call: time of the host or of the device's kernels, entries or launches."""
 
-    Attributes:
-        view: ``host`` is wall-clock time of the host, ``device`` that of kernels.
-        part: of the work.
-        ms: per call; share: of the call; count: entries or launches per call.
-    """
-
+    TABLE: ClassVar[str] = (
+        "planner=subject|method|time of=view|part|ms:.3f|share:.1%|times=count:.0f"
+    )
     subject: str
     method: str
     view: str
@@ -127,64 +150,43 @@ class ProfileRow:
     count: float
 
 
-Kept = TypeVar("Kept", bound=Row | Call | BatchRow | GrowthRow | ProfileRow)
-
-_READ: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": lambda text: text == "True",
-    "float | None": lambda text: float(text) if text else None,
-}
+AnyRow = TypeVar("AnyRow", LatencyRow, TimedCall, BatchRow, GrowthRow, ProfileRow)
 
 
-def write_csv(path: Path, rows: Sequence[Any]) -> None:
-    """Write rows of one kind; None is an empty entry."""
-    if not rows:
-        raise InputError(f"nothing to write to {path}")
-    names = [entry.name for entry in fields(rows[0])]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        for row in rows:
-            writer.writerow([_text(getattr(row, name)) for name in names])
+def merge(old: Sequence[AnyRow], new: Sequence[AnyRow]) -> list[AnyRow]:
+    """New rows in the place of all old ones of their planners: planners can be run one by one.
 
-
-def _text(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"{value:.7g}" if isinstance(value, float) else value
-
-
-def read_csv(path: Path, kind: type[Kept]) -> list[Kept]:
-    """The rows of a file that :func:`write_csv` wrote; none if there is no file.
-
-    Raises:
-        InputError: the file holds other columns.
+    Ratios are within a planner, and all rows of a planner are of one run.
     """
-    if not path.is_file():
-        return []
-    types: dict[str, str] = {entry.name: str(entry.type) for entry in fields(kind)}
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(types):
-            raise InputError(
-                f"{path} has columns {reader.fieldnames}, expected {list(types)}; it was written "
-                "by another version: remove it"
-            )
-        return [
-            kind(**{name: _READ[types[name]](text) for name, text in entry.items()})
-            for entry in reader
-        ]
-
-
-def merge(old: Iterable[Kept], new: Sequence[Kept]) -> list[Kept]:
-    """New rows in the place of all old ones of their subjects: subjects can be run one by one.
-
-    Ratios are within a subject, and a subject's methods are always of one run.
-    """
-    old, renewed = list(old), {row.subject for row in new}
+    renewed = {row.subject for row in new}
     places = list(dict.fromkeys(row.subject for row in [*old, *new]))
     kept = [row for row in old if row.subject not in renewed]
     return sorted([*kept, *new], key=lambda row: places.index(row.subject))
+
+
+def table(layout: str, rows: Sequence[Any]) -> str:
+    """Rows in Markdown, laid out as ``TABLE`` says."""
+    columns = [column.partition(":") for column in layout.split("|")]
+    places = [(named.partition("="), form) for named, _, form in columns]
+    return markdown(
+        [heading for (heading, _, _), _ in places],
+        [
+            [cell(getattr(row, name or head), form) for (head, _, name), form in places]
+            for row in rows
+        ],
+    )
+
+
+def cell(value: Any, form: str) -> str:
+    """A value in a format of a ``TABLE``; None is a dash.
+
+    >>> cell(177.31, "ms"), cell(4.234, "ms"), cell(4.5, "x"), cell(None, "x")
+    ('177', '4.23', '4.50x', '-')
+    """
+    if value is None:
+        return "-"
+    if form == "x":
+        return f"{value:.2f}x"
+    if form == "ms":  # three digits, or the whole number where it has more
+        form = ".0f" if value >= 100.0 else ".3g"
+    return format(value, form)

@@ -13,24 +13,24 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.model.planner import Engine
 from muninn.model.schedule import FloatArray
-from muninn.progress import bars
+from muninn.progress import Advance, bars
 from muninn_bench.measure.machine import find_device, hardware, release, synchronise
 from muninn_bench.measure.protocol import Run
-from muninn_bench.studies.latency.methods import run_program
-from muninn_bench.studies.latency.programs import Programs
-from muninn_bench.studies.latency.subjects import BUILDERS
+from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.variants import VARIANTS
+from muninn_bench.studies.latency.ways import run_program
 
 COMMON = (1, 1, 1, 1, 2, 5)
 """Batch sizes that calls run through, so that shapes change all the time."""
 
 RARE = (3, 4, 6, 7, 8, 9)
 """One call in :data:`RARE_EVERY` has the next of these sizes. With the common ones they are nine,
-one more than the graph runtimes keep: every rare call drops a captured shape and captures anew."""
+one more than the graph runtimes keep: every rare call drops a captured shape and captures another."""
 
 RARE_EVERY = 40
 DISTINCT = 12
@@ -48,8 +48,8 @@ SHARES: dict[str, tuple[tuple[str, Engine, float], ...]] = {
         ("static", "compile", 0.06),
     ),
 }
-"""Of all calls, what each program gets on each engine. Eager calls on a GPU are slow: few must do.
-Compiled ones have common sizes only: each size that is new takes most of a minute."""
+"""Of all calls, the share of each program on each engine. Eager calls on a GPU are slow: few must
+do. Compiled ones have common sizes only: each new size takes most of a minute."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,7 @@ class Soak:
     sweeps: list[list[float]]
 
 
-def run_soak(
-    out: Path,
-    device: str,
-    calls: int,
-    command: str,
-    progress: bool = True,
-) -> list[Soak]:
+def run_soak(out: Path, device: str, calls: int, command: str, progress: bool = True) -> list[Soak]:
     """Soak a static and a gated program on every engine of the device; writes ``soak_DEVICE.json``.
 
     Args:
@@ -111,19 +105,18 @@ def run_soak(
             f"a soak on {device} needs at least {fewest} calls, two sweeps through all batch "
             f"sizes for each program; got {calls}"
         )
-    built = BUILDERS[subject](place, DISTINCT)
-    programs = Programs(built, EVALUATIONS)
-    for name in ("static", "gated"):
-        getattr(programs, name)  # tuned before memory is looked at
+    variant = VARIANTS[subject](place, DISTINCT)
+    tuned = TunedPrograms(variant, EVALUATIONS)
+    programs = {"static": tuned.static, "gated": tuned.gated}  # before memory is looked at
     release(place)
-    before = _allocated(place)
+    before = _memory(place)[0]
     found = []
     with bars(progress) as task, torch.no_grad():
         for name, engine, share in SHARES[device]:
             count = round(calls * share)
-            run = run_program(built.planner, getattr(programs, name), engine)
+            run = run_program(variant.planner, programs[name], engine)
             advance = task(f"{name}, {engine}", count)
-            found.append(_soak(run, built.batch, place, name, engine, count, advance))
+            found.append(_soak(run, variant.batch, place, name, engine, count, advance))
             del run
             if engine == "compile":
                 torch.compiler.reset()
@@ -136,11 +129,10 @@ def run_soak(
         "rows_of_rare_calls": RARE,
         "rare_every": RARE_EVERY,
         "before_mb": before,
-        "left_after_release_mb": _allocated(place),
+        "left_after_release_mb": _memory(place)[0],
         "runs": [asdict(one) for one in found],
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"soak_{device}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_whole(out / f"soak_{device}.json", json.dumps(document, indent=1) + "\n")
     return found
 
 
@@ -151,38 +143,32 @@ def _soak(
     name: str,
     engine: str,
     calls: int,
-    advance: Callable[[int], None],
+    advance: Advance,
 ) -> Soak:
-    common = [batch(rows, 7 * at) for at, rows in enumerate(COMMON * (DISTINCT // len(COMMON)))]
-    # The compiler, unlike the graphs, has no bound on the shapes that it keeps.
-    rare = [] if engine == "compile" else [batch(rows, 5 * at) for at, rows in enumerate(RARE)]
-    inputs = [*common, *rare]
+    inputs = [batch(rows, 7 * at) for at, rows in enumerate(COMMON * (DISTINCT // len(COMMON)))]
+    common = len(inputs)
+    rare = engine != "compile"  # the compiler, unlike the graphs, keeps every shape
+    if rare:
+        inputs += [batch(rows, 5 * at) for at, rows in enumerate(RARE)]
     first: dict[int, str] = {}
     changed = 0
     sweeps: list[list[float]] = []
     for number in range(calls):
-        place = number % len(common)
+        place = number % common
         if rare and (number + 1) % RARE_EVERY == 0:
-            place = len(common) + number // RARE_EVERY % len(rare)
-        digest = _digest(run(*inputs[place])[0])
+            place = common + number // RARE_EVERY % len(RARE)
+        trajectory = run(*inputs[place])[0]
+        digest = hashlib.sha256(trajectory.cpu().numpy().tobytes()).hexdigest()
         changed += first.setdefault(place, digest) != digest
         if (number + 1) % _sweep() == 0:
             synchronise(device)
-            sweeps.append([number + 1, _allocated(device), _reserved(device), _resident()])
+            sweeps.append([number + 1, *_memory(device)])
         advance(1)
-    at, allocated, reserved, resident = np.array(sweeps, dtype=float).T
+    table = np.array(sweeps, dtype=float)
+    allocated, reserved, process = ((float(column[0]), float(column[-1])) for column in table.T[1:])
+    slopes = _slope(table), _slope(table[len(table) // 2 :])
     return Soak(
-        name,
-        engine,
-        calls,
-        len(first),
-        changed,
-        (float(allocated[0]), float(allocated[-1])),
-        (float(reserved[0]), float(reserved[-1])),
-        (float(resident[0]), float(resident[-1])),
-        _slope(at, allocated),
-        _slope(at[len(at) // 2 :], allocated[len(at) // 2 :]),
-        sweeps,
+        name, engine, calls, len(first), changed, allocated, reserved, process, *slopes, sweeps
     )
 
 
@@ -190,33 +176,21 @@ def _sweep() -> int:
     return RARE_EVERY * len(RARE)
 
 
-def _slope(at: FloatArray, megabytes: FloatArray) -> float:
-    """MB per 1,000 calls; 0 where there is one moment only."""
-    return 1e3 * float(np.polyfit(at, megabytes, 1)[0]) if len(at) > 1 else 0.0
+def _slope(sweeps: FloatArray) -> float:
+    """MB allocated per 1,000 calls; 0 where there is one moment only."""
+    return 1e3 * float(np.polyfit(sweeps[:, 0], sweeps[:, 1], 1)[0]) if len(sweeps) > 1 else 0.0
 
 
-def _digest(trajectory: Tensor) -> str:
-    return hashlib.sha256(trajectory.cpu().numpy().tobytes()).hexdigest()
+def _memory(device: torch.device) -> tuple[float, float, float]:
+    """MB held by tensors, held by PyTorch (graphs' pools included), and resident in the process.
 
-
-def _allocated(device: torch.device) -> float:
-    """MB held by tensors on a GPU; on a CPU, what the process holds."""
-    if device.type == "cuda":
-        return float(torch.cuda.memory_allocated(device)) / 2**20
-    return _resident()
-
-
-def _reserved(device: torch.device) -> float:
-    """MB that PyTorch holds on a GPU, graphs' pools included; on a CPU, what the process holds."""
-    if device.type == "cuda":
-        return float(torch.cuda.memory_reserved(device)) / 2**20
-    return _resident()
-
-
-def _resident() -> float:
-    """Resident memory of this process in MB; 0 where the system does not tell."""
-    statistics = Path("/proc/self/statm")
-    if not statistics.is_file():
-        return 0.0
-    pages = int(statistics.read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    On a CPU all are the last one, which is 0 where the system does not tell.
+    """
+    statistics, resident = Path("/proc/self/statm"), 0.0
+    if statistics.is_file():
+        pages = int(statistics.read_text().split()[1])
+        resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    if device.type != "cuda":
+        return resident, resident, resident
+    allocated = torch.cuda.memory_allocated(device) / 2**20
+    return allocated, torch.cuda.memory_reserved(device) / 2**20, resident

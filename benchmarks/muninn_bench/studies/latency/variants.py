@@ -1,0 +1,201 @@
+"""The planners that are timed: bundled teachers, and networks of the sizes that people deploy.
+
+All sample with DDIM over every training step, clip, and write start and goal into every state.
+Networks with random weights cost as much as trained ones; their deviations mean nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from muninn.certify.paired import call_seed
+from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import Schedule
+from muninn.model.solvers import ddim
+from muninn_bench.networks.teacher import Network
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.tasks.maze2d.maze import sample_problems
+from muninn_bench.tasks.maze2d.planner import (
+    STATE_CHANNELS,
+    InpaintedDenoiser,
+    bundled_teacher,
+    inpaint_ends,
+    maze_contexts,
+    maze_planner,
+)
+
+Precision = Literal["fp32", "fp16"]
+STEPS = 100
+SEED = 20
+TUNING_CALLS = 32
+WIDE = (160, 320, 640, 1024)
+"""Widths at which the U-Net has 63 million parameters, as the paper's."""
+
+
+class InpaintedEnds:
+    """:func:`muninn_bench.tasks.maze2d.planner.inpaint_ends` as a class, so that it can be profiled."""
+
+    def __call__(self, x: Tensor, context: Tensor) -> Tensor:
+        return inpaint_ends(x, context)
+
+
+@dataclass(frozen=True)
+class TimedVariant:
+    """A planner to time, and the calls to time it on.
+
+    Attributes:
+        name, title: for options and for people.
+        network: run by the planner's denoiser.
+        planner: the eager planner.
+        contexts: one row per call, (calls, 2, 4).
+        precision: of the network's layers; states are float32.
+        tuning: contexts of other calls, on which programs and alternatives are tuned; None where
+            weights are random and nothing can be tuned.
+        trained: False where weights are random.
+    """
+
+    name: str
+    title: str
+    network: nn.Module
+    planner: Planner
+    contexts: Tensor
+    precision: Precision
+    tuning: Tensor | None = None
+    trained: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    def batch(self, rows: int, first: int = 0) -> tuple[Tensor, Noise]:
+        """Contexts and noise of ``rows`` calls, the same in every run; contexts come round again."""
+        numbers = range(first, first + rows)
+        contexts = self.contexts[[number % len(self.contexts) for number in numbers]].contiguous()
+        noise = self.planner.draw_noise(seeds=[call_seed(SEED, number) for number in numbers])
+        return contexts, noise
+
+    def call(self, number: int) -> tuple[Tensor, Noise]:
+        """Context and noise of one call, batch 1."""
+        return self.batch(1, number)
+
+
+def halve(network: Network) -> Network:
+    """The network itself, its layers in half precision; it still maps float32 to float32.
+
+    Autocast would cast every weight at every evaluation and run every normalisation in float32:
+    more kernels, at batch 1 more time. Here weights are stored in half precision once. States, the
+    time embedding (a float16 angle near 100 is rounded by up to 0.03), the output scaling and all
+    bookkeeping of a cache stay in float32: the first convolution casts its input, and the network
+    casts its correction back.
+    """
+    kept = {id(parameter) for parameter in network.time.parameters()}
+    for parameter in network.parameters():
+        if id(parameter) not in kept:
+            parameter.data = parameter.data.to(torch.float16)
+    network.time.register_forward_hook(_cast_output)
+    network.project_in.register_forward_pre_hook(_cast_input)
+    return network
+
+
+def _cast_output(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output.to(torch.float16)
+
+
+def _cast_input(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    return (inputs[0].to(torch.float16),)
+
+
+def teacher_variant(
+    name: str, title: str, bundled: str, precision: Precision, device: torch.device, calls: int
+) -> TimedVariant:
+    """A bundled Maze2D teacher on fresh problems."""
+    teacher = bundled_teacher(bundled)
+    network = teacher.network.to(device)
+    contexts, tuning = (
+        maze_contexts(teacher, sample_problems(count, seed=seed)).to(device)
+        for count, seed in ((calls, SEED), (TUNING_CALLS, SEED + 1))
+    )
+    if precision == "fp16":
+        halve(network)
+    planner = replace(maze_planner(teacher), dtype=torch.float32, condition=InpaintedEnds())
+    return TimedVariant(name, title, network, planner, contexts, precision, tuning, trained=True)
+
+
+def random_variant(
+    name: str,
+    title: str,
+    config: UnetConfig,
+    horizon: int,
+    precision: Precision,
+    device: torch.device,
+    calls: int,
+    steps: int = STEPS,
+) -> TimedVariant:
+    """A temporal U-Net with random weights, on random starts and goals."""
+    schedule = Schedule.cosine(steps)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        network = TemporalUnet(config, schedule, horizon).eval().requires_grad_(False)
+        for parameter in network.parameters():
+            # Training starts these weights at zero: whole branches would do nothing.
+            if parameter.ndim > 1 and not parameter.any():
+                nn.init.normal_(parameter, std=0.5 / parameter[0].numel() ** 0.5)
+        contexts = 2.0 * torch.rand(calls, 2, STATE_CHANNELS) - 1.0
+    network = network.to(device)
+    if precision == "fp16":
+        halve(network)
+    planner = Planner(
+        denoiser=InpaintedDenoiser(network),
+        sampler=ddim(schedule, kind="sample", clip=1.0),
+        shape=(horizon, config.channels),
+        condition=InpaintedEnds(),
+        device=device,
+    )
+    return TimedVariant(name, title, network, planner, contexts.to(device), precision)
+
+
+_WIDE = (
+    ("unet63m-fp16", "U-Net 63M, H=256", 6, 256),
+    ("policy63m-fp16", "diffusion-policy U-Net 63M, H=16", 10, 16),
+)
+_TEACHERS: tuple[tuple[str, str, str, Precision], ...] = (
+    ("maze2d-fp16", "U-Net 3.6M, H=256", "maze2d", "fp16"),
+    ("transformer-fp16", "Transformer 3.9M, H=256", "maze2d-transformer", "fp16"),
+    ("maze2d-fp32", "U-Net 3.6M, H=256", "maze2d", "fp32"),
+    ("transformer-fp32", "Transformer 3.9M, H=256", "maze2d-transformer", "fp32"),
+)
+VARIANTS: dict[str, Callable[[torch.device, int], TimedVariant]] = {
+    **{
+        name: functools.partial(
+            random_variant, name, title, UnetConfig(dim, widths=WIDE, heads=8), horizon, "fp16"
+        )
+        for name, title, dim, horizon in _WIDE
+    },
+    **{teacher[0]: functools.partial(teacher_variant, *teacher) for teacher in _TEACHERS},
+}
+"""By name, how each is built on a device with a number of calls; those that targets name first."""
+
+ON_CPU = ("maze2d-fp32", "transformer-fp32")
+
+
+def variant_names(device: str, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The planners of a run, in order.
+
+    Raises:
+        InputError: an unknown name, or one that is timed on CUDA devices only.
+    """
+    offered = tuple(VARIANTS) if device == "cuda" else ON_CPU
+    unknown = [name for name in wanted or () if name not in offered]
+    if unknown:
+        raise InputError(
+            f"no subject {', '.join(unknown)} on {device}; choose from {', '.join(offered)}"
+        )
+    return offered if wanted is None else tuple(name for name in offered if name in wanted)
