@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.studies.latency.rows import LatencyRow
+from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.settings import Settings
 from muninn_bench.studies.latency.variants import TimedVariant, random_variant
 
@@ -33,9 +32,14 @@ def tiny(name: str = "maze2d-fp32") -> TimedVariant:
     return random_variant(name, "a tiny U-Net", CONFIG, 8, "fp32", DEVICE, 2, steps=16)
 
 
-def row(method: str, p50: float | None, **changes: Any) -> LatencyRow:
-    blank = LatencyRow(
-        "unet63m-fp16", "U-Net", 10, "fp16", True, 8, 6, 100, method, method, "graph", 20.0, p50,
-        p50, p50, 3, 1, 0.1, None, None, None, "a machine", "",
-    )  # fmt: skip
-    return replace(blank, **changes)
+def row(method: str, p50: float | None, **changes: Any) -> Row:
+    blank = {
+        "subject": "unet63m-fp16", "title": "U-Net", "parameters": 10, "precision": "fp16",
+        "trained": True, "horizon": 8, "dim": 6, "steps": 100, "method": method,
+        "method_title": method, "engine": "graph", "evaluations": 20.0, "p50_ms": p50,
+        "p99_ms": p50, "max_ms": p50, "calls": 3, "warm_up": 1, "deviation_p95": 0.1,
+        "memory_mb": None, "over_eager": None, "over_graph": None, "hardware": "a machine",
+        "note": None,
+    }  # fmt: skip
+    assert set(changes) <= set(blank)
+    return blank | changes

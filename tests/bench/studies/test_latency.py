@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import muninn.engines.graphs
-import muninn_bench.studies.latency.ways
+import muninn_bench.measure.graphed
 from graph_cases import Replayed
 from latency_cases import CONFIG, DEVICE, TINY, row, tiny
 from muninn.engines.runtime import Runtime
@@ -19,23 +19,21 @@ from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn.progress import bars
 from muninn_bench.measure import machine
+from muninn_bench.networks.half import halve
 from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
-from muninn_bench.studies.latency.growth import measure_batch, measure_growth
-from muninn_bench.studies.latency.measure import add_ratios, measure_variant, prepare
+from muninn_bench.studies.latency.measure import (
+    add_ratios,
+    measure_batch,
+    measure_growth,
+    measure_variant,
+    prepare,
+)
 from muninn_bench.studies.latency.programs import OWN_TUNING_CALLS, TunedPrograms, bisect
 from muninn_bench.studies.latency.settings import CPU, CUDA, sizes
-from muninn_bench.studies.latency.variants import WIDE, halve, variant_names
+from muninn_bench.studies.latency.variants import WIDE, variant_names
 from muninn_bench.studies.latency.ways import (
     EVERY,
-    FULL_EAGER,
-    FULL_GRAPH,
-    GATED_GRAPH,
-    NETWORK_GRAPH,
-    OWN_EAGER,
-    OWN_GRAPH,
-    STATIC_EAGER,
-    STATIC_GRAPH,
     Way,
     ways_for,
 )
@@ -51,7 +49,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
         made.append(Replayed(function))
         return made[-1], made[-1].result
 
-    for module in (muninn.engines.graphs, muninn_bench.studies.latency.ways):
+    for module in (muninn.engines.graphs, muninn_bench.measure.graphed):
         monkeypatch.setattr(module, "capture", capture)
     monkeypatch.setattr(muninn.engines.graphs, "require_cuda", lambda planner: None)
     return made
@@ -137,12 +135,15 @@ def test_methods_on_a_cpu_and_in_graphs(captures: list[Replayed]) -> None:
     cpu = ways_for(programs, graphed=False, compiled=True)
     cuda = ways_for(programs, graphed=True, compiled=True)
     for methods in (cpu, cuda):
-        assert methods[0].name == FULL_EAGER
+        assert methods[0].name == "full-eager"
         assert len({method.name for method in methods}) == len(methods)
     assert {method.name for method in [*cpu, *cuda]} == set(EVERY)
     assert not any("graph" in method.engine for method in cpu)
     untrained = ways_for(TunedPrograms(tiny(), 5), graphed=True, compiled=True)
-    assert {m.name for m in cuda} - {m.name for m in untrained} == {OWN_EAGER, OWN_GRAPH}
+    assert {m.name for m in cuda} - {m.name for m in untrained} == {
+        "gated-own-eager",
+        "gated-own-graph",
+    }
 
 
 def test_a_method_in_a_graph_gives_the_plans_of_the_eager_one(captures: list[Replayed]) -> None:
@@ -189,7 +190,7 @@ def test_alternatives_have_every_engine_of_the_static_plan(captures: list[Replay
 
 def test_full_and_static_plans_are_one_graph_each(captures: list[Replayed]) -> None:
     methods = {m.name: m for m in ways_for(TunedPrograms(tiny(), 5), graphed=True, compiled=False)}
-    for place, name in enumerate((FULL_GRAPH, STATIC_GRAPH)):
+    for place, name in enumerate(("full-graph", "static-graph")):
         run = methods[name].make()
         for call in (0, 1):
             run(*tiny().call(call))
@@ -204,23 +205,23 @@ def test_a_subject_is_measured_with_every_method(captures: list[Replayed]) -> No
     methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)
     with bars(False) as task:
         rows, calls = measure_variant(subject, methods, TINY, task)
-    assert [row.method for row in rows] == [method.name for method in methods]
-    assert all(row.note == "" and row.calls == TINY.timed for row in rows)
-    by_name = {row.method: row for row in rows}
-    full, static = by_name[FULL_EAGER], by_name[STATIC_GRAPH]
-    assert full.evaluations == 16.0
-    assert full.deviation_p95 == 0.0 == by_name[FULL_GRAPH].deviation_p95
-    assert full.warm_up == TINY.warm_up + TINY.calls
-    assert static.warm_up == TINY.warm_up
-    assert static.evaluations == by_name[GATED_GRAPH].evaluations == 5.0
-    assert static.deviation_p95 > 0.0  # type: ignore[operator]
-    assert by_name[NETWORK_GRAPH].deviation_p95 is None  # no plan
-    assert static.memory_mb is None  # a CPU says nothing about it
-    own = [call for call in calls if call.method == STATIC_GRAPH]
-    assert [call.call for call in own] == [0, 1, 0, 1]
-    assert static.p50_ms == pytest.approx(np.median([call.ms for call in own]))
-    assert static.deviation_p95 == pytest.approx(
-        np.quantile([call.deviation for call in own], 0.95)
+    assert [row["method"] for row in rows] == [method.name for method in methods]
+    assert all(row["note"] == "" and row["calls"] == TINY.timed for row in rows)
+    by_name = {row["method"]: row for row in rows}
+    full, static = by_name["full-eager"], by_name["static-graph"]
+    assert full["evaluations"] == 16.0
+    assert full["deviation_p95"] == 0.0 == by_name["full-graph"]["deviation_p95"]
+    assert full["warm_up"] == TINY.warm_up + TINY.calls
+    assert static["warm_up"] == TINY.warm_up
+    assert static["evaluations"] == by_name["gated-graph"]["evaluations"] == 5.0
+    assert static["deviation_p95"] > 0.0
+    assert by_name["network-graph"]["deviation_p95"] is None  # no plan
+    assert static["memory_mb"] is None  # a CPU says nothing about it
+    own = [call for call in calls if call["method"] == "static-graph"]
+    assert [call["call"] for call in own] == [0, 1, 0, 1]
+    assert static["p50_ms"] == pytest.approx(np.median([call["ms"] for call in own]))
+    assert static["deviation_p95"] == pytest.approx(
+        np.quantile([call["deviation"] for call in own], 0.95)
     )
 
 
@@ -230,19 +231,19 @@ def test_graphs_are_warmed_up_in_every_round_and_slow_eager_calls_in_some(
     settings = replace(TINY, warm_up=8, turn_seconds=1e-9, longest_stride=4)  # all calls are long
     subject = tiny()
     methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)
-    methods = [m for m in methods if m.name in (FULL_EAGER, STATIC_EAGER, STATIC_GRAPH)]
+    methods = [m for m in methods if m.name in ("full-eager", "static-eager", "static-graph")]
     with bars(False) as task:
         full, eager, graph = measure_variant(subject, methods, settings, task)[0]
-    assert (full.warm_up, eager.warm_up, graph.warm_up) == (2 + settings.calls, 2, 8)
-    assert (full.calls, eager.calls, graph.calls) == (1, 1, 1)  # of four timed rounds
+    assert (full["warm_up"], eager["warm_up"], graph["warm_up"]) == (2 + settings.calls, 2, 8)
+    assert (full["calls"], eager["calls"], graph["calls"]) == (1, 1, 1)  # of four timed rounds
 
 
 def test_ratios_by_hand() -> None:
-    rows = [row(FULL_EAGER, 600.0), row(FULL_GRAPH, 180.0), row(STATIC_GRAPH, 40.0)]
+    rows = [row("full-eager", 600.0), row("full-graph", 180.0), row("static-graph", 40.0)]
     rows = add_ratios([*rows, row("dpm-graph", None)])
-    assert [found.over_eager for found in rows] == [1.0, pytest.approx(600 / 180), 15.0, None]
-    assert [found.over_graph for found in rows] == [pytest.approx(0.3), 1.0, 4.5, None]
-    assert add_ratios([row(FULL_EAGER, 5.0)])[0].over_graph is None
+    assert [found["over_eager"] for found in rows] == [1.0, pytest.approx(600 / 180), 15.0, None]
+    assert [found["over_graph"] for found in rows] == [pytest.approx(0.3), 1.0, 4.5, None]
+    assert add_ratios([row("full-eager", 5.0)])[0]["over_graph"] is None
 
 
 def test_a_method_that_cannot_run_is_noted_and_the_others_are_measured() -> None:
@@ -254,9 +255,9 @@ def test_a_method_that_cannot_run_is_noted_and_the_others_are_measured() -> None
     methods.append(Way("full-compiled", "Full", "compiled", refuse))
     with bars(False) as task:
         rows, calls = measure_variant(subject, methods, TINY, task)
-    assert rows[1].note == "skipped (RuntimeError: no compiler was found)"
-    assert rows[1].p50_ms is None
-    assert {call.method for call in calls} == {FULL_EAGER}
+    assert rows[1]["note"] == "skipped (RuntimeError: no compiler was found)"
+    assert rows[1]["p50_ms"] is None
+    assert {call["method"] for call in calls} == {"full-eager"}
     with bars(False) as task, pytest.raises(InputError, match="first method"):
         measure_variant(subject, methods[1:], TINY, task)
     assert prepare(methods[1], subject.call(0), DEVICE).run is None
@@ -267,14 +268,14 @@ def test_batches_and_growth(captures: list[Replayed], graphed: bool) -> None:
     with bars(False) as task:
         batches = measure_batch(TunedPrograms(tiny(), 5), 3, TINY, task, graphed=graphed)
         cells = measure_growth(TINY, DEVICE, task, graphed=graphed)
-    fulls = [found.p50_ms for found in batches if found.method == "full"]
+    fulls = [found["p50_ms"] for found in batches if found["method"] == "full"]
     assert len(fulls) == 1 + graphed
     for found in batches:
-        assert found.plans_per_second == pytest.approx(1e3 * 3 / found.p50_ms)
-        assert found.over_full == pytest.approx(min(fulls) / found.p50_ms)
-        assert found.ideal == pytest.approx(16 / found.evaluations)
-    assert [found.evaluations for found in batches if found.method == "static"] == [5.0]
-    assert [(cell.axis, cell.value, cell.evaluations) for cell in cells] == [
+        assert found["plans_per_second"] == pytest.approx(1e3 * 3 / found["p50_ms"])
+        assert found["over_full"] == pytest.approx(min(fulls) / found["p50_ms"])
+        assert found["ideal"] == pytest.approx(16 / found["evaluations"])
+    assert [found["evaluations"] for found in batches if found["method"] == "static"] == [5.0]
+    assert [(cell["axis"], cell["value"], cell["evaluations"]) for cell in cells] == [
         ("base", 0, 2),
         ("steps", 20, 4),
     ]
@@ -287,7 +288,7 @@ def test_what_cannot_be_captured_is_not_timed_as_full_compute(
     def refuse(*_: Any) -> Any:
         raise RuntimeError("not permitted")
 
-    for module in (muninn.engines.graphs, muninn_bench.studies.latency.ways):
+    for module in (muninn.engines.graphs, muninn_bench.measure.graphed):
         monkeypatch.setattr(module, "capture", refuse)
     subject = tiny()
     methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)

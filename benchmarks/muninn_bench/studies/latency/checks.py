@@ -47,11 +47,11 @@ class Unchecked(CachedPlanner):
 
 def deployed(planner: Planner, variant: TimedVariant) -> CachedPlanner:
     """A planner as a certificate with stored questions lets it run."""
-    anchors = spread_steps(len(planner.sampler), EVALUATIONS)
+    plan = Static(spread_steps(len(planner.sampler), EVALUATIONS))
     context, noise = variant.batch(CALLS)
-    examined = examine(replace(planner, engine="eager"), context, noise, CALLS)
-    certificate = uncalibrated(planner, Program(Forecast("sample", 1), Static(anchors)))
-    return cache(planner, replace(certificate, form=form(context), questions=examined.questions))
+    asked = examine(replace(planner, engine="eager"), context, noise, CALLS).questions
+    certificate = uncalibrated(planner, Program(Forecast("sample", 1), plan))
+    return cache(planner, replace(certificate, form=form(context), questions=asked))
 
 
 def measure_checks(

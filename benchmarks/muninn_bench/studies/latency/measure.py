@@ -1,10 +1,9 @@
-"""One planner at batch 1: all ways in one run, taking turns, against Full eager."""
+"""Time planners, everything in turns: at batch 1 in all ways, on batches, and on growing sizes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,19 +11,26 @@ import torch
 from torch import Tensor
 
 from muninn.certify.metrics import measure, rms_step
+from muninn.engines.rounds import RoundRuntime
 from muninn.errors import InputError
-from muninn.model.planner import Noise
-from muninn.progress import Task
+from muninn.model.planner import Engine, Noise
+from muninn.progress import Advance, Task
 from muninn.record import Record
-from muninn_bench.measure.machine import hardware, peak_memory
-from muninn_bench.measure.protocol import Run
-from muninn_bench.measure.turns import Spread, Turn, take_turns, time_call
-from muninn_bench.studies.latency.rows import LatencyRow, TimedCall
+from muninn_bench.measure.machine import hardware, peak_memory, release
+from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.measure.turns import Spread, take_turns, time_call
+from muninn_bench.networks.unet import UnetConfig
+from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.settings import Settings
-from muninn_bench.studies.latency.variants import TimedVariant
-from muninn_bench.studies.latency.ways import FULL_EAGER, FULL_GRAPH, Way
+from muninn_bench.studies.latency.variants import Precision, TimedVariant, random_variant
+from muninn_bench.studies.latency.ways import Way, as_run, run_program
 
-Outcome = tuple[Tensor, Record]
+WARM_UP = 2  # of batches and growth: the first call captures
+SHARE = 5  # one evaluation for so many steps
+CAPS = {"gated": 1.5, "gated, loose cap": 2.0}
+"""Gates by the ratio of their cap to the static plan's evaluations: a batch lasts as long as its
+slowest row, so the cap decides what a batch costs."""
 
 
 class Prepared(NamedTuple):
@@ -53,14 +59,14 @@ def prepare(way: Way, call: tuple[Tensor, Noise], device: torch.device) -> Prepa
 
 def measure_variant(
     variant: TimedVariant, ways: Sequence[Way], settings: Settings, task: Task
-) -> tuple[list[LatencyRow], list[TimedCall]]:
-    """Rows of all ways, Full eager first, and every timed call.
+) -> tuple[list[Row], list[Row]]:
+    """Rows of all ways at batch 1, Full eager first, and of every timed call.
 
     Full eager plans every distinct call once before, which warms it up and gives the plans that
     deviations are measured from.
     """
-    if not ways or ways[0].name != FULL_EAGER:
-        raise InputError(f"the first method is {FULL_EAGER}, the reference of all others")
+    if not ways or ways[0].name != "full-eager":
+        raise InputError("the first method is full-eager, the reference of all others")
     device, count = variant.planner.device, settings.calls
     calls = [variant.call(number) for number in range(count)]
     advance = task(f"{variant.name}: references", count)
@@ -75,89 +81,183 @@ def measure_variant(
         advance(1)
     if prepared[0].run is None:
         raise InputError(f"full compute of {variant.name} does not run: {prepared[0].note}")
-    warm_up = Counter({FULL_EAGER: count})
+    warm_up = Counter({"full-eager": count})
 
-    def at(name: str, run: Run) -> Callable[[int], Outcome]:
-        def turn(number: int) -> Outcome:
+    def at(name: str, run: Run) -> Callable[[int], tuple[Tensor, Record]]:
+        def turn(number: int) -> tuple[Tensor, Record]:
             warm_up[name] += number < 0
             return run(*calls[number % count])
 
         return turn
 
-    runs = {each.way.name: at(each.way.name, each.run) for each in prepared if each.run}
     able = [each for each in prepared if each.run]
+    strides = {each.way: settings.stride(each.seconds) for each in able}
     turns = take_turns(
-        list(runs.values()),
+        [at(each.way.name, each.run) for each in able if each.run],
         warm_up=settings.warm_up,
         timed=settings.timed,
         device=device,
-        strides=[settings.stride(each.seconds) for each in able],
+        strides=list(strides.values()),
         # A graph or a compiled network is slow to settle and quick to run; eager calls are neither.
-        warm_strides=[
-            settings.stride(each.seconds) if each.way.engine == "eager" else 1 for each in able
-        ],
+        warm_strides=[stride if way.engine == "eager" else 1 for way, stride in strides.items()],
         advance=task(f"{variant.name}: time", settings.warm_up + settings.timed),
     )
+    kept: dict[str, list[Row]] = {way.name: [] for way in ways}
+    for each, own in zip(able, turns, strict=True):
+        for turn in own:
+            (trajectory, record), number = turn.result, turn.round % count
+            deviation = float(measure(rms_step, references[number], trajectory)[0])
+            timed = {
+                "subject": variant.name,
+                "method": each.way.name,
+                "round": turn.round,
+                "call": number,
+                "ms": 1e3 * turn.seconds,
+                "evaluations": int(record.evaluations[0]),
+                "deviation": deviation if each.way.plans else None,
+            }
+            kept[each.way.name].append(timed)
+    rows = [_row(variant, each, kept[each.way.name], warm_up[each.way.name]) for each in prepared]
+    return add_ratios(rows), [row for own in kept.values() for row in own]
 
-    def timed_call(way: Way, turn: Turn[Outcome]) -> TimedCall:
-        (trajectory, record), number = turn.result, turn.round % count
-        deviation = float(measure(rms_step, references[number], trajectory)[0])
-        spent = (1e3 * turn.seconds, int(record.evaluations[0]), deviation if way.plans else None)
-        return TimedCall(variant.name, way.name, turn.round, number, *spent)
 
-    kept = {
-        each.way.name: [timed_call(each.way, turn) for turn in own]
-        for each, own in zip(able, turns, strict=True)
-    }
-    rows = [
-        _row(variant, each, kept.get(each.way.name, []), warm_up[each.way.name])
-        for each in prepared
-    ]
-    return add_ratios(rows), [call for own in kept.values() for call in own]
-
-
-def _row(
-    variant: TimedVariant, prepared: Prepared, calls: Sequence[TimedCall], warm_up: int
-) -> LatencyRow:
-    spread = Spread.of([1e-3 * call.ms for call in calls]) if calls else None
-    deviations = [call.deviation for call in calls if call.deviation is not None]
+def _row(variant: TimedVariant, prepared: Prepared, calls: Sequence[Row], warm_up: int) -> Row:
+    spread = Spread.of([1e-3 * call["ms"] for call in calls]) if calls else None
+    deviations = [call["deviation"] for call in calls if call["deviation"] is not None]
     horizon, dim = variant.planner.shape
-    return LatencyRow(
-        subject=variant.name,
-        title=variant.title,
-        parameters=variant.parameters,
-        precision=variant.precision,
-        trained=variant.trained,
-        horizon=horizon,
-        dim=dim,
-        steps=len(variant.planner.sampler),
-        method=prepared.way.name,
-        method_title=prepared.way.title,
-        engine=prepared.way.engine,
-        evaluations=float(np.mean([call.evaluations for call in calls])) if calls else None,
-        p50_ms=spread.p50 if spread else None,
-        p99_ms=spread.p99 if spread else None,
-        max_ms=spread.max if spread else None,
-        calls=len(calls),
-        warm_up=warm_up,
-        deviation_p95=float(np.quantile(deviations, 0.95)) if deviations else None,
-        memory_mb=prepared.memory,
-        over_eager=None,
-        over_graph=None,
-        hardware=hardware(variant.planner.device),
-        note=prepared.note,
-    )
+    return {
+        "subject": variant.name,
+        "title": variant.title,
+        "parameters": variant.parameters,
+        "precision": variant.precision,
+        "trained": variant.trained,
+        "horizon": horizon,
+        "dim": dim,
+        "steps": len(variant.planner.sampler),
+        "method": prepared.way.name,
+        "method_title": prepared.way.title,
+        "engine": prepared.way.engine,
+        "evaluations": float(np.mean([call["evaluations"] for call in calls])) if calls else None,
+        "p50_ms": spread and spread.p50,
+        "p99_ms": spread and spread.p99,
+        "max_ms": spread and spread.max,
+        "calls": len(calls),
+        "warm_up": warm_up,
+        "deviation_p95": float(np.quantile(deviations, 0.95)) if deviations else None,
+        "memory_mb": prepared.memory,
+        "over_eager": None,
+        "over_graph": None,
+        "hardware": hardware(variant.planner.device),
+        "note": prepared.note,
+    }
 
 
-def add_ratios(rows: Sequence[LatencyRow]) -> list[LatencyRow]:
-    """The rows of one planner with their speed-ups: ratios of medians."""
-    by_name = {row.method: row.p50_ms for row in rows}
+def add_ratios(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one planner with their speed-ups over Full eager and over Full in one graph."""
+    medians = {row["method"]: row["p50_ms"] for row in rows}
 
-    def over(name: str, row: LatencyRow) -> float | None:
-        full, own = by_name.get(name), row.p50_ms
+    def over(name: str, own: float | None) -> float | None:
+        full = medians.get(name)
         return None if full is None or own is None else full / own
 
+    engines = {"over_eager": "full-eager", "over_graph": "full-graph"}
     return [
-        replace(row, over_eager=over(FULL_EAGER, row), over_graph=over(FULL_GRAPH, row))
+        row | {column: over(name, row["p50_ms"]) for column, name in engines.items()}
         for row in rows
     ]
+
+
+def _times(
+    runs: Iterable[Run],
+    variant: TimedVariant,
+    batch: int,
+    timed: int,
+    advance: Advance = lambda steps: None,
+) -> list[tuple[float, float]]:
+    """Median milliseconds and mean evaluations of every run on one batch, taking turns."""
+    call = variant.batch(batch)
+    turns = take_turns(
+        [lambda number, run=run: run(*call)[1].evaluations for run in runs],  # type: ignore[misc]
+        warm_up=WARM_UP,
+        timed=timed,
+        device=variant.planner.device,
+        advance=advance,
+    )
+    medians = [Spread.of([turn.seconds for turn in own]).p50 for own in turns]
+    means = [float(np.mean([turn.result for turn in own])) for own in turns]
+    return list(zip(medians, means, strict=True))
+
+
+def measure_batch(
+    programs: TunedPrograms, batch: int, settings: Settings, task: Task, *, graphed: bool
+) -> list[Row]:
+    """Full and Muninn on one batch, taking turns; each row of a gate decides for itself."""
+    variant, planner = programs.variant, programs.planner
+    engine: Engine = "graph" if graphed else "eager"
+    runs: dict[tuple[str, str], Run] = {("full", "eager"): plain(planner)}
+    if graphed:
+        runs["full", engine] = run_program(planner, programs.full, engine)
+    runs["static", engine] = run_program(planner, programs.static, engine)
+    for name, ratio in CAPS.items():
+        gate = programs.capped(ratio)
+        rounds = as_run(RoundRuntime(planner, gate, on_failure="error"))
+        runs[name, engine] = run_program(planner, gate, engine) if graphed else rounds
+    advance = task(f"{variant.name}: batch of {batch}", WARM_UP + settings.batch_timed)
+    times = _times(runs.values(), variant, batch, settings.batch_timed, advance)
+    fastest = min(ms for (name, _), (ms, _) in zip(runs, times, strict=True) if name == "full")
+    return [
+        {
+            "subject": variant.name,
+            "title": variant.title,
+            "batch": batch,
+            "method": method,
+            "engine": on,
+            "evaluations": evaluations,
+            "p50_ms": ms,
+            "plans_per_second": 1e3 * batch / ms,
+            "over_full": fastest / ms,
+            "ideal": len(planner.sampler) / evaluations,
+            "hardware": hardware(planner.device),
+        }
+        for (method, on), (ms, evaluations) in zip(runs, times, strict=True)
+    ]
+
+
+def measure_growth(
+    settings: Settings, device: torch.device, task: Task, *, graphed: bool
+) -> list[Row]:
+    """Full and Muninn static on U-Nets with random weights, one size varied at a time."""
+    cells = [("base", 0)]
+    cells += [(size, value) for size, values in settings.growth.items() for value in values[1:]]
+    rows, advance = [], task("growth of cost", len(cells))
+    for axis, value in cells:
+        rows.append(_cell(axis, value, settings, device, "graph" if graphed else "eager"))
+        release(device)
+        advance(1)
+    return rows
+
+
+def _cell(axis: str, value: int, settings: Settings, device: torch.device, engine: Engine) -> Row:
+    growth = settings.growth.items()
+    sizes = {size: value if size == axis else values[0] for size, values in growth}
+    width, batch, steps = sizes.pop("width"), sizes["batch"], sizes["steps"]
+    config = UnetConfig(sizes["dim"], tuple(width * factor for factor in (1, 2, 4, 8)), heads=8)
+    half: Precision = "fp16" if device.type == "cuda" else "fp32"
+    variant = random_variant("growth", axis, config, sizes["horizon"], half, device, batch, steps)
+    programs, planner = TunedPrograms(variant, max(2, steps // SHARE)), variant.planner
+    full = plain(planner) if engine == "eager" else run_program(planner, programs.full, engine)
+    runs = (full, run_program(planner, programs.static, engine))
+    (full_ms, _), (muninn_ms, _) = _times(runs, variant, batch, settings.growth_timed)
+    return {
+        "subject": "growth",
+        "axis": axis,
+        "value": value,
+        **sizes,  # horizon, steps, dim, batch
+        "parameters": variant.parameters,
+        "engine": engine,
+        "evaluations": programs.count,
+        "full_ms": full_ms,
+        "muninn_ms": muninn_ms,
+        "over_full": full_ms / muninn_ms,
+        "hardware": hardware(device),
+    }

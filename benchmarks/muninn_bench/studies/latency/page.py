@@ -5,44 +5,17 @@ The page is made from the CSV files alone, so that planners can be measured in s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from muninn.files import write_whole
 from muninn_bench.report.table import markdown, read_csv, write_csv
 from muninn_bench.studies.latency.plot import plot_latency
-from muninn_bench.studies.latency.profile import NETWORK
-from muninn_bench.studies.latency.rows import (
-    BatchRow,
-    GrowthRow,
-    LatencyRow,
-    ProfileRow,
-    TimedCall,
-    cell,
-    merge,
-    table,
-)
+from muninn_bench.studies.latency.rows import Row, cell, merge, share, shown, table
 from muninn_bench.studies.latency.targets import Target, targets
-from muninn_bench.studies.latency.ways import (
-    FULL_EAGER,
-    NETWORK_EAGER,
-    NETWORK_GRAPH,
-    STATIC_EAGER,
-    STATIC_GRAPH,
-)
 
-Measured = dict[type[Any], list[Any]]
-"""Rows by their kind."""
-
-FILES: dict[type[Any], str] = {
-    LatencyRow: "",
-    TimedCall: "_calls",
-    BatchRow: "_batch",
-    GrowthRow: "_growth",
-    ProfileRow: "_profile",
-}
-"""The CSV file of each kind of row, after the name of the device."""
+KINDS = ("", "calls", "batch", "growth", "profile")
+"""Of rows: at batch 1, every timed call of those, and the other parts of a run."""
 
 ABOUT = (
     "All methods of a planner took turns in one run, the device idle before and after each call; "
@@ -59,7 +32,6 @@ ABOUT = (
     "Memory: most that the first calls allocate beyond the weights, capture included."
 )
 BATCHES = (
-    "## Batches\n\n"
     "A gate's batch takes as many rounds as its slowest row, and its last rounds hold few rows but "
     "take nearly as long as one call's: the cap decides what a batch costs. It is 1.5 times the "
     "static plan's evaluations, 2 times with the loose cap."
@@ -67,106 +39,103 @@ BATCHES = (
 
 
 def write_latency(
-    out: Path, device: str, measured: Measured, command: str, *, picture: bool = True
+    out: Path,
+    device: str,
+    measured: Mapping[str, Sequence[Row]],
+    command: str,
+    *,
+    picture: bool = True,
 ) -> list[Target]:
     """Write everything of a device, and return its targets.
 
-    Planners of earlier runs that were not measured now are kept.
-
     Args:
-        out: folder.
+        out: folder; planners of earlier runs in it that were not measured now are kept.
         device: ``cpu`` or ``cuda``; names of files begin with it.
-        measured: rows of this run.
+        measured: rows of this run, by kind.
         command: that was typed.
         picture: whether to draw it too; it takes a second.
     """
-    kept: Measured = {}
-    for kind, ending in FILES.items():
-        path = out / f"{device}{ending}.csv"
-        kept[kind] = merge(read_csv(path, kind), measured.get(kind, []))
+    kept: dict[str, list[Row]] = {}
+    for kind in KINDS:
+        path = out / f"{device}{'_' if kind else ''}{kind}.csv"
+        kept[kind] = merge(read_csv(path), measured.get(kind, ()))
         if kept[kind]:
             write_csv(path, kept[kind], digits=7)
-    rows: list[LatencyRow] = kept[LatencyRow]
-    if picture and any(row.shown_deviation is not None for row in rows):
+    rows = kept[""]
+    if picture and any(shown(row)["deviation_p95"] is not None for row in rows):
         plot_latency(out / f"{device}.png", rows)
-    found = targets(device, rows, kept[BatchRow])
-    machines = sorted({row.hardware for row in [*rows, *kept[GrowthRow]]})
-    parts = [
-        f"# Latency on {device}",
-        f"{'; '.join(machines)}. Last run: `{command}`.",
-        ABOUT,
-        "## Targets",
-        table(Target.TABLE, found),
-    ]
-    if device == "cpu" and kept[ProfileRow]:  # on a GPU the graphs of evaluations alone say it
-        parts.append("\n".join(outside_network(kept[ProfileRow], rows)))
+    found = targets(device, rows, kept["batch"])
+    machines = sorted({row["hardware"] for row in [*rows, *kept["growth"]]})
+    parts = [f"# Latency on {device}", f"{'; '.join(machines)}. Last run: `{command}`.", ABOUT]
+    parts += ["## Targets", table("target", [target.row() for target in found])]
+    if device == "cpu" and kept["profile"]:  # on a GPU the graphs of evaluations alone say it
+        parts.append("\n".join(outside_network(kept["profile"], rows)))
     if rows:
         parts.append("## Summary, milliseconds a call at batch 1, p50 / p99")
         parts += [summary_table(rows), f"![time against deviation]({device}.png)"]
-    for subject in dict.fromkeys(row.subject for row in rows):
-        parts += planner_section([row for row in rows if row.subject == subject])
-    for heading, kind in (
-        (BATCHES, BatchRow),
-        ("## Growth of cost", GrowthRow),
-        ("## Where the time goes", ProfileRow),
-    ):
-        if kept[kind]:
-            parts += [heading, table(kind.TABLE, kept[kind])]
+    for subject in dict.fromkeys(row["subject"] for row in rows):
+        parts += planner_section([row for row in rows if row["subject"] == subject])
+    if kept["batch"]:
+        batches = [{**row, "share": share(row)} for row in kept["batch"]]
+        parts += ["## Batches", BATCHES, table("batch", batches)]
+    if kept["growth"]:
+        parts += ["## Growth of cost", table("growth", kept["growth"])]
+    if kept["profile"]:
+        parts += ["## Where the time goes", table("profile", kept["profile"])]
     write_whole(out / f"{device}.md", "\n\n".join(parts) + "\n")
     return found
 
 
-def planner_section(rows: Sequence[LatencyRow]) -> list[str]:
+def planner_section(rows: Sequence[Row]) -> list[str]:
     """The section of one planner; ways that could not run are notes below the table."""
-    first = rows[0]
-    weights = "trained" if first.trained else "random weights"
+    words = (
+        "`{subject}`: {parameters:,} parameters, {weights}, {horizon} x {dim}, {steps} DDIM steps"
+    )
+    weights = "trained" if rows[0]["trained"] else "random weights"
     return [
-        f"## {first.title}, {first.precision}",
-        f"`{first.subject}`: {first.parameters:,} parameters, {weights}, {first.horizon} x "
-        f"{first.dim}, {first.steps} DDIM steps, batch 1.",
-        table(LatencyRow.TABLE, [row for row in rows if row.p50_ms is not None]),
-        *(f"- {row.method_title} ({row.engine}): {row.note}" for row in rows if row.note),
+        "## {title}, {precision}".format(**rows[0]),
+        words.format(**rows[0], weights=weights) + ", batch 1.",
+        table("", [shown(row) for row in rows if row["p50_ms"] is not None]),
+        *("- {method_title} ({engine}): {note}".format(**row) for row in rows if row["note"]),
     ]
 
 
-def summary_table(rows: Sequence[LatencyRow]) -> str:
+def summary_table(rows: Sequence[Row]) -> str:
     """One line per way, one column per planner: what the README shows.
 
     Where there are too few calls for a 99th percentile, the largest stands for it.
     """
     planners = {
-        row.subject: f"{row.title}, {row.precision}" + ("" if row.trained else ", untrained")
+        row["subject"]: "{title}, {precision}".format(**row) + ", untrained" * (not row["trained"])
         for row in rows
     }
-    found = {(row.method, row.subject): row for row in rows if row.p50_ms is not None}
+    found = {(row["method"], row["subject"]): row for row in rows if row["p50_ms"] is not None}
     names = {
-        row.method: f"{row.method_title}, {row.engine}"
+        row["method"]: "{method_title}, {engine}".format(**row)
         for row in found.values()
-        if row.method not in (NETWORK_EAGER, NETWORK_GRAPH)
+        if not row["method"].startswith("network-")
     }
 
-    def times(row: LatencyRow | None) -> str:
+    def times(row: Row | None) -> str:
         if row is None:
             return "-"
-        largest = f"max {cell(row.max_ms, 'ms')}"
-        tail = largest if row.shown_p99 is None else cell(row.shown_p99, "ms")
-        return f"{cell(row.p50_ms, 'ms')} / {tail}"
+        tail, largest = shown(row)["p99_ms"], cell(row["max_ms"], "ms")
+        return f"{cell(row['p50_ms'], 'ms')} / {cell(tail, 'ms') if tail else f'max {largest}'}"
 
     lines = []
     for method, name in names.items():
         cells = [times(found.get((method, subject))) for subject in planners]
         lines.append([f"**{name}**" if name.startswith("Muninn") else name, *cells])
-    best = STATIC_GRAPH if STATIC_GRAPH in names else STATIC_EAGER
+    best = "static-graph" if "static-graph" in names else "static-eager"
     for engine in ("eager", "graph"):
-        static = [found.get((best, subject)) for subject in planners]
-        ratios = [getattr(row, f"over_{engine}", None) for row in static]
+        ratios = [found.get((best, subject), {}).get(f"over_{engine}") for subject in planners]
         if any(ratios):
             cells = [cell(ratio, "x") for ratio in ratios]
             lines.append([f"{names[best]}: over Full, {engine}", *cells])
     return markdown(["method, engine", *planners.values()], lines)
 
 
-def outside_network(rows: Sequence[ProfileRow], timed: Sequence[LatencyRow]) -> list[str]:
+def outside_network(profile: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     """Per planner, what its profile says of eager static calls, in a sentence.
 
     A cache saves evaluations only. With shares ``s`` and ``f`` of a static and a full call spent
@@ -174,20 +143,23 @@ def outside_network(rows: Sequence[ProfileRow], timed: Sequence[LatencyRow]) -> 
     steps / evaluations. Whether evaluations did have equal cost, those timed alone say.
     """
     alone = {
-        row.subject: row.over_eager * row.evaluations / row.steps
-        for row in timed
-        if row.method == NETWORK_EAGER and row.over_eager and row.evaluations
+        row["subject"]: row["over_eager"] * row["evaluations"] / row["steps"]
+        for row in rows
+        if row["method"] == "network-eager" and row["over_eager"]
     }
-    words = {
-        subject: f"; the evaluations alone, timed, had {ratio:.2f}."
-        for subject, ratio in alone.items()
-    }
-    hosts = [row for row in rows if row.view == "host" and row.part == NETWORK]
-    inside = {(row.subject, row.method): row.share for row in hosts}
-    return [
-        f"- `{subject}`: {1.0 - static:.1%} of a static call and {1.0 - full:.1%} of a full one "
-        f"are outside the network, which leaves {static / full:.2f} of steps / evaluations"
-        + words.get(subject, ".")
-        for (subject, method), static in inside.items()
-        if method == STATIC_EAGER and (full := inside.get((subject, FULL_EAGER)))
-    ]
+    hosts = [row for row in profile if (row["view"], row["part"]) == ("host", "network")]
+    inside = {(row["subject"], row["method"]): row["share"] for row in hosts}
+    lines = []
+    for (subject, method), static in inside.items():
+        full = inside.get((subject, "full-eager"))
+        if method != "static-eager" or not full:
+            continue
+        timed = (
+            f"; the evaluations alone, timed, had {alone[subject]:.2f}" if subject in alone else ""
+        )
+        lines.append(
+            f"- `{subject}`: {1.0 - static:.1%} of a static call and {1.0 - full:.1%} of a full "
+            f"one are outside the network, which leaves {static / full:.2f} of steps / "
+            f"evaluations{timed}."
+        )
+    return lines

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muninn_bench.report.style import save, subplots
-from muninn_bench.studies.latency.rows import LatencyRow
+from muninn_bench.studies.latency.rows import Row, shown
 
 _COLOURS = {
     "Full": "#1a202c",
@@ -21,16 +21,16 @@ _OTHERS = ("#2b6cb0", "#2f855a", "#805ad5")
 _MARKERS = {"eager": "o", "compiled": "s", "graph": "^", "compiled graph": "D"}
 
 
-def plot_latency(path: Path, rows: Sequence[LatencyRow]) -> None:
+def plot_latency(path: Path, rows: Sequence[Row]) -> None:
     """Write the picture; a deviation of 0 (full compute itself) stands at the bottom.
 
     Networks with random weights are left out: their deviations mean nothing.
     """
     from matplotlib.lines import Line2D
 
-    drawn = [row for row in rows if row.p50_ms is not None and row.shown_deviation is not None]
-    subjects = list(dict.fromkeys(row.subject for row in drawn))
-    titles = list(dict.fromkeys(row.method_title for row in drawn))
+    drawn = [row for row in rows if shown(row)["deviation_p95"] is not None]
+    subjects = list(dict.fromkeys(row["subject"] for row in drawn))
+    titles = list(dict.fromkeys(row["method_title"] for row in drawn))
     others = iter(_OTHERS * len(titles))
     colours = {title: _COLOURS.get(title) or next(others) for title in titles}
     columns = min(len(subjects), 2)
@@ -43,31 +43,33 @@ def plot_latency(path: Path, rows: Sequence[LatencyRow]) -> None:
     keys += [
         Line2D([], [], color="0.2", marker=marker, linestyle="", fillstyle="none", label=engine)
         for engine, marker in _MARKERS.items()
-        if any(row.engine == engine for row in drawn)
+        if any(row["engine"] == engine for row in drawn)
     ]
     legend = 0.2 + 0.18 * -(-len(keys) // (2 * columns))  # inches
     figure, axes = subplots(lines, columns, 5.6 * columns, 4.2 * lines + legend, squeeze=False)
     for axis in axes.flat[len(subjects) :]:
         axis.set_visible(False)
     for axis, subject in zip(axes.flat, subjects, strict=False):
-        _panel(axis, [row for row in drawn if row.subject == subject], colours)
+        _panel(axis, [row for row in drawn if row["subject"] == subject], colours)
     figure.legend(
         handles=keys, loc="outside lower center", ncols=2 * columns, fontsize=8, frameon=False
     )
     save(figure, path)
 
 
-def _panel(axis: Any, rows: Sequence[LatencyRow], colours: dict[str, str]) -> None:
+def _panel(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    floor = min((row.deviation_p95 for row in rows if row.deviation_p95), default=1e-6) / 10.0
+    floor = min((row["deviation_p95"] for row in rows if row["deviation_p95"]), default=1e-6) / 10.0
     for row in rows:
-        height, colour = row.deviation_p95 or floor, colours[row.method_title]
+        height, colour = row["deviation_p95"] or floor, colours[row["method_title"]]
         axis.scatter(
-            row.p50_ms, height, color=colour, marker=_MARKERS[row.engine], s=46, alpha=0.85
+            row["p50_ms"], height, color=colour, marker=_MARKERS[row["engine"]], s=46, alpha=0.85
         )
-        axis.plot([row.p50_ms, row.p99_ms], [height] * 2, color=colour, linewidth=1, alpha=0.6)
-    axis.set_title(f"{rows[0].title}, {rows[0].precision}", fontsize=10, fontweight="bold")
+        axis.plot(
+            [row["p50_ms"], row["p99_ms"]], [height] * 2, color=colour, linewidth=1, alpha=0.6
+        )
+    axis.set_title("{title}, {precision}".format(**rows[0]), fontsize=10, fontweight="bold")
     axis.set(xscale="log", yscale="log", ylabel="deviation from Full eager, p95")
     axis.set_xlabel("milliseconds a call, p50 (line to p99)")
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

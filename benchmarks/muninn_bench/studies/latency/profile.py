@@ -8,16 +8,11 @@ graph of the evaluations alone.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
-from unittest import mock
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +25,10 @@ from muninn.engines.runtime import Runtime
 from muninn.engines.vector_gap import StepTable
 from muninn.model.sampler import Sampler
 from muninn.progress import Task
+from muninn_bench.measure.clock import Clock
 from muninn_bench.measure.machine import synchronise
 from muninn_bench.measure.turns import time_call
-from muninn_bench.studies.latency.rows import ProfileRow
+from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.variants import InpaintedEnds, TimedVariant
 from muninn_bench.studies.latency.ways import Way
 from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
@@ -43,7 +39,6 @@ ESTIMATE = "error estimate, read, and plan"
 SAMPLER = "sampler"
 CONDITION = "conditioning"
 READS = "reads by the host"
-REST = "the rest"
 IDLE = "no kernel running"
 
 SEAMS: tuple[tuple[Any, str, str], ...] = (
@@ -82,64 +77,7 @@ REPEATS = 5
 TRACED = 2  # calls; one of full compute is some 20,000 kernels
 
 
-@dataclass
-class Clock:
-    """Wall-clock time by part, each moment counted for the innermost part only."""
-
-    stands_in: ClassVar[bool] = True  # is no part of the network that it times
-
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    entries: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _inside: list[str] = field(default_factory=lambda: [REST])
-    _since: float = 0.0
-
-    def start(self) -> None:
-        """Begin; time counts for the rest until a part is entered."""
-        self._since = time.perf_counter()
-
-    def stop(self) -> None:
-        """Count the time since then for the part that is entered."""
-        now = time.perf_counter()
-        self.seconds[self._inside[-1]] += now - self._since
-        self._since = now
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count the block for ``name``."""
-        self.stop()
-        self._inside.append(name)
-        self.entries[name] += 1
-        try:
-            yield
-        finally:
-            self.stop()
-            self._inside.pop()
-
-
-@contextmanager
-def clocked(clock: Clock) -> Iterator[None]:
-    """Clocks at every seam, taken off again at the end.
-
-    Raises:
-        AttributeError: a seam is not where :data:`SEAMS` says.
-    """
-    with ExitStack() as seams:
-        for owner, name, part in SEAMS:
-            timed = _timed(getattr(owner, name), clock, part)
-            seams.enter_context(mock.patch.object(owner, name, timed))
-        yield
-
-
-def _timed(inner: Callable[..., Any], clock: Clock, part: str) -> Callable[..., Any]:
-    @functools.wraps(inner)
-    def outer(*arguments: Any, **named: Any) -> Any:
-        with clock.part(part):
-            return inner(*arguments, **named)
-
-    return outer
-
-
-def host_parts(variant: TimedVariant, way: Way, repeats: int = REPEATS) -> list[ProfileRow]:
+def host_parts(variant: TimedVariant, way: Way, repeats: int = REPEATS) -> list[Row]:
     """Mean wall-clock time of each part of a call.
 
     On a GPU the host does not wait for kernels, except where it reads: a part's time is that of
@@ -148,17 +86,15 @@ def host_parts(variant: TimedVariant, way: Way, repeats: int = REPEATS) -> list[
     """
     call, device = variant.call(0), variant.planner.device
     clock = Clock()
-    with clocked(clock):
+    with clock.at(SEAMS):
         run = way.make()
         run(*call)
-        clock.seconds.clear()
-        clock.entries.clear()
+        synchronise(device)
+        clock.start()
         for _ in range(repeats):
-            synchronise(device)
-            clock.start()
             run(*call)
             synchronise(device)
-            clock.stop()
+        clock.stop()
     parts = {
         part: (1e3 * seconds / repeats, clock.entries[part] / repeats)
         for part, seconds in clock.seconds.items()
@@ -166,14 +102,13 @@ def host_parts(variant: TimedVariant, way: Way, repeats: int = REPEATS) -> list[
     return _rows(variant.name, way.name, "host", parts)
 
 
-def _rows(
-    subject: str, method: str, view: str, parts: dict[str, tuple[float, float]]
-) -> list[ProfileRow]:
+def _rows(subject: str, method: str, view: str, parts: dict[str, tuple[float, float]]) -> list[Row]:
     """Rows of parts, given as milliseconds and count; the longest first."""
     whole = sum(milliseconds for milliseconds, _ in parts.values())
+    keys = ("subject", "method", "view", "part", "ms", "share", "count")
     return [
-        ProfileRow(subject, method, view, part, milliseconds, milliseconds / whole, count)
-        for part, (milliseconds, count) in sorted(parts.items(), key=lambda item: -item[1][0])
+        dict(zip(keys, (subject, method, view, part, ms, ms / whole, count), strict=True))
+        for part, (ms, count) in sorted(parts.items(), key=lambda item: -item[1][0])
     ]
 
 
@@ -187,9 +122,7 @@ def kernel_group(name: str) -> str:
     return next(fitting, "other kernels")
 
 
-def device_parts(
-    variant: TimedVariant, way: Way, repeats: int = TRACED
-) -> tuple[list[ProfileRow], str]:
+def device_parts(variant: TimedVariant, way: Way, repeats: int = TRACED) -> tuple[list[Row], str]:
     """Time of each group of kernels in a call, and the table of all kernels."""
     call, device, run = variant.call(0), variant.planner.device, way.make()
     run(*call)
@@ -211,7 +144,7 @@ def device_parts(
 
 def group_kernels(
     subject: str, method: str, kernels: Sequence[tuple[str, float, float]], wall_ms: float
-) -> list[ProfileRow]:
+) -> list[Row]:
     """Rows of groups of kernels, and of the time in which none ran.
 
     Args:
@@ -230,11 +163,11 @@ def group_kernels(
 
 def profile_variant(
     variant: TimedVariant, ways: Sequence[Way], task: Task
-) -> tuple[list[ProfileRow], str]:
+) -> tuple[list[Row], str]:
     """Rows of every profiled way, and the same as text with the tables of kernels."""
     chosen = [way for way in ways if way.name in (*HOST, *DEVICE)]
     advance = task(f"{variant.name}: profile", len(chosen))
-    rows: list[ProfileRow] = []
+    rows: list[Row] = []
     tables: list[str] = []
     for way in chosen:
         if way.name in HOST:
@@ -247,13 +180,11 @@ def profile_variant(
     return rows, "\n".join([profile_text(rows), *tables])
 
 
-def profile_text(rows: Sequence[ProfileRow]) -> str:
+def profile_text(rows: Sequence[Row]) -> str:
     """The rows, aligned for a person."""
+    heading = "\n{subject}, {method} ({view} time per call)"
+    line = "  {part:<38} {ms:10.3f} ms {share:7.1%} {count:9.1f} times"
     lines = []
-    for key, own in itertools.groupby(rows, lambda row: (row.subject, row.method, row.view)):
-        lines.append("\n{}, {} ({} time per call)".format(*key))
-        lines += [
-            f"  {row.part:<38} {row.ms:10.3f} ms {row.share:7.1%} {row.count:9.1f} times"
-            for row in own
-        ]
+    for title, own in itertools.groupby(rows, lambda row: heading.format(**row)):
+        lines += [title, *(line.format(**row) for row in own)]
     return "\n".join(lines) + "\n"

@@ -31,17 +31,13 @@ from muninn_bench.studies.latency.variants import SEED, TUNING_CALLS, TimedVaria
 FORECAST = Forecast("sample", order=1, look_back=True)
 """The clean trajectory, linear, with look-back."""
 
+SHARE = 0.03  # of tuning calls that a score may leave out, as in muninn.certify.tune
+THRESHOLDS, TRIALS = (1e-7, 1e3), 14
 GATE_CALLS = 4
-SHARE = 0.03
-"""Of tuning calls that may be left out of a score; the default of :func:`muninn.certify.tune.tune`."""
-
-THRESHOLDS = (1e-7, 1e3)
-TRIALS = 14
 MARGIN = 0.9
 """Of the largest threshold that reaches the cap in the tuning calls, so that others do as well."""
 
-OWN_TUNING_CALLS = 16
-OWN_CAP = 1.5
+OWN_TUNING_CALLS, OWN_CAP = 16, 1.5
 OWN_SLACK = 0.25  # evaluations
 
 
@@ -55,12 +51,8 @@ def bisect(
 ) -> float:
     """The largest threshold, to the trials' resolution, that still asks for ``wanted`` evaluations.
 
-    Args:
-        evaluations: per call at a threshold; falls as it grows.
-        wanted: evaluations per call.
-        low, high: enclose the threshold; halved on a logarithmic scale.
-        trials: thresholds to try.
-        slack: stop where evaluations are within this of what is wanted, at or above it.
+    ``evaluations`` of a threshold fall as it grows. The interval is halved on a logarithmic scale;
+    evaluations at most ``slack`` above the wanted ones are near enough to stop.
 
     >>> round(bisect(lambda threshold: 100.0 / threshold, 25.0, 1e-3, 1e3, trials=30), 4)
     4.0
@@ -82,22 +74,18 @@ def bisect(
 class TunedPrograms:
     """Programs of one planner with ``count`` evaluations, each tuned when first asked for.
 
-    Args:
-        variant: the planner, and calls to tune on.
-        count: evaluations of a call.
-        tuning: calls to tune plans and alternatives on, at most as many as the variant has.
+    Plans and alternatives are tuned on ``tuning`` calls, at most as many as the variant has.
     """
 
     def __init__(self, variant: TimedVariant, count: int, tuning: int = TUNING_CALLS) -> None:
         self.variant = variant
         self.planner = variant.planner
         self.count = count
-        self._tuning = tuning
-
-    @functools.cached_property
-    def full(self) -> Program:
-        """Full compute."""
-        return Program.full(self.planner.sampler.kind)
+        self.full = Program.full(self.planner.sampler.kind)
+        self._calls: PairedCalls | None = None
+        if variant.tuning is not None:
+            contexts = variant.tuning[:tuning]
+            self._calls = PairedCalls(self.planner, contexts, len(contexts), rms_step, SEED + 1)
 
     @functools.cached_property
     def static(self) -> Program:
@@ -111,37 +99,35 @@ class TunedPrograms:
         paths = [search.program(Candidate(FORECAST, model), self.count) for model in MODELS]
         return min([even, *paths], key=lambda program: search.search.score(program).excess)
 
+    @functools.cached_property
+    def _alternatives(self) -> AlternativeSearch | None:
+        return None if self._calls is None else AlternativeSearch(self._calls, 1.0, SHARE)
+
     def alternative(self, name: str) -> Alternative:
         """What a user would pick instead, tuned on the same calls as the static plan."""
         if self._alternatives is None:
             return Alternative.untuned(name, self.planner, self.count)
         return self._alternatives.best(self.count, [name])[name]
 
-    @functools.cached_property
-    def _alternatives(self) -> AlternativeSearch | None:
-        return None if self._calls is None else AlternativeSearch(self._calls, 1.0, SHARE)
-
-    @functools.cached_property
-    def _calls(self) -> PairedCalls | None:
-        if self.variant.tuning is None:
-            return None
-        contexts = self.variant.tuning[: self._tuning]
-        return PairedCalls(self.planner, contexts, len(contexts), rms_step, SEED + 1)
-
-    def _evaluations(self, threshold: float, cap: int, calls: int) -> FloatArray:
-        """Of a gate, in each of the first calls."""
+    def _spent(self, threshold: float, cap: int, calls: int) -> FloatArray:
+        """Evaluations of a gate in each of the first calls."""
         context, noise = self.variant.batch(calls)
         program = Program(FORECAST, Adaptive(threshold, cap=cap))
-        record = RoundRuntime(self.planner, program)(context, noise=noise)[1]
+        _, record = RoundRuntime(self.planner, program)(context, noise=noise)
         return record.evaluations.astype(float)
 
     @functools.cached_property
     def gated(self) -> Program:
         """A gate with a hard cap of ``count`` evaluations, which nearly every call reaches."""
-        threshold = MARGIN * bisect(
-            lambda tried: self._evaluations(tried, self.count, GATE_CALLS).min(), self.count
-        )
-        return Program(FORECAST, Adaptive(threshold, cap=self.count))
+        count = self.count
+        largest = bisect(lambda tried: self._spent(tried, count, GATE_CALLS).min(), count)
+        return Program(FORECAST, Adaptive(MARGIN * largest, cap=count))
+
+    def capped(self, ratio: float) -> Program:
+        """The same gate with ``ratio`` times the cap: rows of a batch differ in evaluations."""
+        plan = self.gated.plan
+        assert isinstance(plan, Adaptive)
+        return Program(FORECAST, replace(plan, cap=round(ratio * self.count)))
 
     @functools.cached_property
     def gated_own(self) -> Program:
@@ -151,18 +137,12 @@ class TunedPrograms:
         seldom.
         """
         cap = round(OWN_CAP * self.count)
-        threshold = bisect(
-            lambda tried: self._evaluations(tried, cap, OWN_TUNING_CALLS).mean(),
-            self.count,
-            slack=OWN_SLACK,
-        )
-        return Program(FORECAST, Adaptive(threshold, cap=cap))
 
-    def capped(self, ratio: float) -> Program:
-        """The same gate with ``ratio`` times the cap: rows of a batch differ in evaluations."""
-        plan = self.gated.plan
-        assert isinstance(plan, Adaptive)
-        return Program(FORECAST, replace(plan, cap=round(ratio * self.count)))
+        def mean(threshold: float) -> float:
+            return float(self._spent(threshold, cap, OWN_TUNING_CALLS).mean())
+
+        threshold = bisect(mean, self.count, slack=OWN_SLACK)
+        return Program(FORECAST, Adaptive(threshold, cap=cap))
 
     @functools.cached_property
     def paper(self) -> ProbedPlanner:

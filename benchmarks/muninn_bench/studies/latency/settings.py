@@ -67,10 +67,8 @@ def _growth(*values: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return dict(zip(("horizon", "steps", "dim", "batch", "width"), values, strict=True))
 
 
-CUDA = Settings(
-    calls=16,
-    growth=_growth((128, 32, 512), (100, 25, 200), (6, 32, 128), (1, 16, 64), (32, 64, 136)),
-)
+_LARGE = _growth((128, 32, 512), (100, 25, 200), (6, 32, 128), (1, 16, 64), (32, 64, 136))
+CUDA = Settings(calls=16, growth=_LARGE)
 CPU = Settings(
     warm_up=3,
     timed=60,

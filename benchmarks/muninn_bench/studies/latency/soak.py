@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from muninn.files import write_whole
 from muninn.model.planner import Engine
 from muninn.model.schedule import FloatArray
 from muninn.progress import Advance, bars
-from muninn_bench.measure.machine import find_device, hardware, release, synchronise
+from muninn_bench.measure.machine import find_device, hardware, memory, release, synchronise
 from muninn_bench.measure.protocol import Run
 from muninn_bench.studies.latency.programs import TunedPrograms
 from muninn_bench.studies.latency.variants import VARIANTS
@@ -30,14 +28,13 @@ COMMON = (1, 1, 1, 1, 2, 5)
 
 RARE = (3, 4, 6, 7, 8, 9)
 """One call in :data:`RARE_EVERY` has the next of these sizes. With the common ones they are nine,
-one more than the graph runtimes keep: every rare call drops a captured shape and captures another."""
+one more than the graph runtimes keep: every rare call drops a captured shape for another."""
 
 RARE_EVERY = 40
 DISTINCT = 12
 """Calls of common sizes that differ; each is made again and again and must give the same bits."""
 
 EVALUATIONS = 6
-
 SHARES: dict[str, tuple[tuple[str, Engine, float], ...]] = {
     "cpu": (("static", "eager", 0.5), ("gated", "eager", 0.5)),
     "cuda": (
@@ -52,39 +49,9 @@ SHARES: dict[str, tuple[tuple[str, Engine, float], ...]] = {
 do. Compiled ones have common sizes only: each new size takes most of a minute."""
 
 
-@dataclass(frozen=True)
-class Soak:
-    """What a soak saw of one program; memory in MB, at the end of the first sweep and of the last.
-
-    A sweep is the calls in which every rare size comes once, so that the same shapes are held at
-    the end of each.
-
-    Attributes:
-        program: ``static`` or ``gated``; engine: what ran it.
-        calls: made.
-        distinct: calls that differ; changed: results that were not those of the first time.
-        allocated_mb: memory held by tensors (CUDA), else the process's resident memory.
-        reserved_mb: memory that PyTorch holds for tensors (CUDA), else the process's.
-        process_mb: resident memory of the process.
-        growth_mb_per_1000: slope of ``allocated_mb`` over all sweeps.
-        late_growth_mb_per_1000: over the second half of them.
-        sweeps: calls made, allocated, reserved and process memory at the end of each.
-    """
-
-    program: str
-    engine: str
-    calls: int
-    distinct: int
-    changed: int
-    allocated_mb: tuple[float, float]
-    reserved_mb: tuple[float, float]
-    process_mb: tuple[float, float]
-    growth_mb_per_1000: float
-    late_growth_mb_per_1000: float
-    sweeps: list[list[float]]
-
-
-def run_soak(out: Path, device: str, calls: int, command: str, progress: bool = True) -> list[Soak]:
+def run_soak(
+    out: Path, device: str, calls: int, command: str, progress: bool = True
+) -> list[dict[str, Any]]:
     """Soak a static and a gated program on every engine of the device; writes ``soak_DEVICE.json``.
 
     Args:
@@ -109,45 +76,50 @@ def run_soak(out: Path, device: str, calls: int, command: str, progress: bool = 
     tuned = TunedPrograms(variant, EVALUATIONS)
     programs = {"static": tuned.static, "gated": tuned.gated}  # before memory is looked at
     release(place)
-    before = _memory(place)[0]
-    found = []
-    with bars(progress) as task, torch.no_grad():
-        for name, engine, share in SHARES[device]:
-            count = round(calls * share)
-            run = run_program(variant.planner, programs[name], engine)
-            advance = task(f"{name}, {engine}", count)
-            found.append(_soak(run, variant.batch, place, name, engine, count, advance))
-            del run
-            if engine == "compile":
-                torch.compiler.reset()
-            release(place)
-    document = {
+    document: dict[str, Any] = {
         "command": command,
         "hardware": hardware(place),
         "subject": subject,
         "rows_of_calls": COMMON,
         "rows_of_rare_calls": RARE,
         "rare_every": RARE_EVERY,
-        "before_mb": before,
-        "left_after_release_mb": _memory(place)[0],
-        "runs": [asdict(one) for one in found],
+        "before_mb": memory(place)[0],
     }
+    runs = []
+    with bars(progress) as task, torch.no_grad():
+        for name, engine, share in SHARES[device]:
+            count = round(calls * share)
+            run = run_program(variant.planner, programs[name], engine)
+            advance = task(f"{name}, {engine}", count)
+            seen = soak(run, variant.batch, place, count, engine != "compile", advance)
+            runs.append({"program": name, "engine": engine, **seen})
+            del run
+            if engine == "compile":
+                torch.compiler.reset()
+            release(place)
+    document |= {"left_after_release_mb": memory(place)[0], "runs": runs}
     write_whole(out / f"soak_{device}.json", json.dumps(document, indent=1) + "\n")
-    return found
+    return runs
 
 
-def _soak(
+def soak(
     run: Run,
     batch: Callable[[int, int], Any],
     device: torch.device,
-    name: str,
-    engine: str,
     calls: int,
+    rare: bool,
     advance: Advance,
-) -> Soak:
+) -> dict[str, Any]:
+    """What many calls of one program show; memory in MB, at the end of the first and last sweep.
+
+    A sweep is the calls in which every rare size comes once, so that the same shapes are held at
+    the end of each. The compiler, unlike the graphs, keeps every shape: it gets no ``rare`` ones.
+    ``changed`` counts results that were not those of the first time; ``sweeps`` has calls made and
+    :func:`memory` at the end of each; growth is the slope of allocated memory over all sweeps, and
+    over the second half of them.
+    """
     inputs = [batch(rows, 7 * at) for at, rows in enumerate(COMMON * (DISTINCT // len(COMMON)))]
     common = len(inputs)
-    rare = engine != "compile"  # the compiler, unlike the graphs, keeps every shape
     if rare:
         inputs += [batch(rows, 5 * at) for at, rows in enumerate(RARE)]
     first: dict[int, str] = {}
@@ -162,14 +134,20 @@ def _soak(
         changed += first.setdefault(place, digest) != digest
         if (number + 1) % _sweep() == 0:
             synchronise(device)
-            sweeps.append([number + 1, *_memory(device)])
+            sweeps.append([number + 1, *memory(device)])
         advance(1)
-    table = np.array(sweeps, dtype=float)
-    allocated, reserved, process = ((float(column[0]), float(column[-1])) for column in table.T[1:])
-    slopes = _slope(table), _slope(table[len(table) // 2 :])
-    return Soak(
-        name, engine, calls, len(first), changed, allocated, reserved, process, *slopes, sweeps
-    )
+    ends = list(zip(sweeps[0], sweeps[-1], strict=True))
+    return {
+        "calls": calls,
+        "distinct": len(first),
+        "changed": changed,
+        "allocated_mb": ends[1],
+        "reserved_mb": ends[2],
+        "process_mb": ends[3],
+        "growth_mb_per_1000": _slope(np.array(sweeps)),
+        "late_growth_mb_per_1000": _slope(np.array(sweeps[len(sweeps) // 2 :])),
+        "sweeps": sweeps,
+    }
 
 
 def _sweep() -> int:
@@ -179,18 +157,3 @@ def _sweep() -> int:
 def _slope(sweeps: FloatArray) -> float:
     """MB allocated per 1,000 calls; 0 where there is one moment only."""
     return 1e3 * float(np.polyfit(sweeps[:, 0], sweeps[:, 1], 1)[0]) if len(sweeps) > 1 else 0.0
-
-
-def _memory(device: torch.device) -> tuple[float, float, float]:
-    """MB held by tensors, held by PyTorch (graphs' pools included), and resident in the process.
-
-    On a CPU all are the last one, which is 0 where the system does not tell.
-    """
-    statistics, resident = Path("/proc/self/statm"), 0.0
-    if statistics.is_file():
-        pages = int(statistics.read_text().split()[1])
-        resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-    if device.type != "cuda":
-        return resident, resident, resident
-    allocated = torch.cuda.memory_allocated(device) / 2**20
-    return allocated, torch.cuda.memory_reserved(device) / 2**20, resident

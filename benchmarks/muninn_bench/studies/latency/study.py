@@ -12,16 +12,15 @@ from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.progress import bars
 from muninn_bench.measure.machine import find_device, release
-from muninn_bench.studies.latency import rows as kinds
-from muninn_bench.studies.latency.growth import measure_batch, measure_growth
-from muninn_bench.studies.latency.measure import measure_variant
-from muninn_bench.studies.latency.page import FILES, Measured, write_latency
+from muninn_bench.studies.latency.measure import measure_batch, measure_growth, measure_variant
+from muninn_bench.studies.latency.page import KINDS, write_latency
 from muninn_bench.studies.latency.profile import profile_variant
 from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.settings import sizes
 from muninn_bench.studies.latency.targets import OVER_GRAPH, Target
 from muninn_bench.studies.latency.variants import VARIANTS, variant_names
-from muninn_bench.studies.latency.ways import EVERY, FULL_EAGER, ways_for
+from muninn_bench.studies.latency.ways import EVERY, ways_for
 
 
 def run_latency(
@@ -61,11 +60,11 @@ def run_latency(
     unknown = [name for name in methods or () if name not in EVERY]
     if unknown:
         raise InputError(f"no method {', '.join(unknown)}; choose from {', '.join(EVERY)}")
-    wanted = EVERY if methods is None else (FULL_EAGER, *methods)
+    wanted = EVERY if methods is None else ("full-eager", *methods)
     settings = sizes(device, quick)
     settings = replace(settings, compile=settings.compile and compiled)
     graphed = device == "cuda"
-    found: Measured = {kind: [] for kind in FILES}
+    found: dict[str, list[Row]] = {kind: [] for kind in KINDS}
     with bars(progress) as task, torch.no_grad():
         for name in chosen:
             variant = VARIANTS[name](place, settings.calls)
@@ -77,20 +76,19 @@ def run_latency(
             together = own.batches_of(variant.parameters, variant.planner.shape[0])
             try:
                 rows, calls = measure_variant(variant, ways, own, task)
-                found[kinds.LatencyRow] += rows
-                found[kinds.TimedCall] += calls
+                found[""] += rows
+                found["calls"] += calls
                 for batch in together if batches and not light else ():
-                    many = measure_batch(programs, batch, own, task, graphed=graphed)
-                    found[kinds.BatchRow] += many
+                    found["batch"] += measure_batch(programs, batch, own, task, graphed=graphed)
                     release(place)
                 if profile and not light:
                     parts, text = profile_variant(variant, ways, task)
-                    found[kinds.ProfileRow] += parts
+                    found["profile"] += parts
                     write_whole(out / f"{device}_profile_{name}.txt", text)
             finally:  # a profile that fails must not cost the times before it
                 write_latency(out, device, found, command, picture=False)
             del variant, programs, ways
             release(place)
         if growth:
-            found[kinds.GrowthRow] = measure_growth(settings, place, task, graphed=graphed)
+            found["growth"] = measure_growth(settings, place, task, graphed=graphed)
     return write_latency(out, device, found, command)

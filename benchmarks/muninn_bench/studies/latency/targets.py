@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
-from muninn_bench.studies.latency.growth import CAPS
-from muninn_bench.studies.latency.rows import BatchRow, LatencyRow
+from muninn_bench.studies.latency.measure import CAPS
+from muninn_bench.studies.latency.rows import Row, share
 from muninn_bench.studies.latency.variants import ON_CPU
 
 OVER_GRAPH = {"unet63m-fp16": 4.4, "maze2d-fp16": 4.2, "policy63m-fp16": 4.2}
@@ -25,7 +24,6 @@ CPU_SHARE = 0.9
 class Target:
     """A figure that a planner is to reach; no ``limit`` where it is only told."""
 
-    TABLE: ClassVar[str] = "planner=subject|target=promise|wanted|measured:.3g|verdict"
     subject: str
     promise: str
     limit: float | None
@@ -46,10 +44,11 @@ class Target:
         met = self.measured >= self.limit if self.at_least else self.measured <= self.limit
         return "met" if met else "missed"
 
-    @property
-    def wanted(self) -> str:
-        """The limit, for a table."""
-        return "-" if self.limit is None else f"{'>=' if self.at_least else '<='} {self.limit:g}"
+    def row(self) -> Row:
+        """For the table of targets."""
+        sign = ">=" if self.at_least else "<="
+        wanted = None if self.limit is None else f"{sign} {self.limit:g}"
+        return {**vars(self), "wanted": wanted, "verdict": self.verdict}
 
     def __str__(self) -> str:
         found = "-" if self.measured is None else f"{self.measured:.3g}"
@@ -58,10 +57,18 @@ class Target:
         return f"{self.subject}: {self.promise}: {found}: {self.verdict}"
 
 
-def targets(device: str, rows: Sequence[LatencyRow], batches: Sequence[BatchRow]) -> list[Target]:
+def targets(device: str, rows: Sequence[Row], batches: Sequence[Row]) -> list[Target]:
     """All targets of a device, given its rows at batch 1 and of batches."""
-    by_name = {(row.subject, row.method): row for row in rows}
+    by_name = {(row["subject"], row["method"]): row for row in rows}
     found: list[Target] = []
+
+    def figure(subject: str, method: str, name: str = "p50_ms") -> float:
+        """NaN where it was not measured: so is every figure that is made from it."""
+        value = by_name.get((subject, method), {}).get(name)
+        return math.nan if value is None else float(value)
+
+    def ratio(subject: str, method: str, name: str, over: str) -> float:
+        return figure(subject, method, name) / figure(subject, method, over)
 
     def add(
         subject: str, promise: str, limit: float | None, measured: float, at_least: bool = False
@@ -69,52 +76,40 @@ def targets(device: str, rows: Sequence[LatencyRow], batches: Sequence[BatchRow]
         known = None if math.isnan(measured) else measured
         found.append(Target(subject, promise, limit, known, at_least))
 
-    def figure(subject: str, method: str, name: str = "p50_ms") -> float:
-        """NaN where it was not measured: so is every figure that is made from it."""
-        value = getattr(by_name.get((subject, method)), name, None)
-        return math.nan if value is None else float(value)
-
-    def per_evaluation(subject: str, method: str) -> float:
-        return figure(subject, method) / figure(subject, method, "evaluations")
-
-    def tail(subject: str, method: str) -> float:
-        return figure(subject, method, "p99_ms") / figure(subject, method)
-
-    if device == "cpu":
-        for name in ON_CPU:
-            steps, spent, over = (
-                figure(name, "static-eager", what)
-                for what in ("steps", "evaluations", "over_eager")
-            )
-            words = "static: speed-up over steps / evaluations"
-            add(name, words, CPU_SHARE, over * spent / steps, True)
-        return found
-    for name, limit in OVER_GRAPH.items():
-        over = figure(name, "static-graph", "over_graph")
-        add(name, "static over Full in one graph", limit, over, True)
+    for name in ON_CPU if device == "cpu" else ():
+        evaluated = ratio(name, "static-eager", "evaluations", "steps")
+        reached = figure(name, "static-eager", "over_eager") * evaluated
+        add(name, "static: speed-up over steps / evaluations", CPU_SHARE, reached, True)
+    planners = OVER_GRAPH if device == "cuda" else {}
+    for name, limit in planners.items():
+        over_graph, over_eager = (
+            figure(name, "static-graph", column) for column in ("over_graph", "over_eager")
+        )
+        add(name, "static over Full in one graph", limit, over_graph, True)
         if name in OVER_EAGER:
-            over = figure(name, "static-graph", "over_eager")
-            add(name, "static over Full eager", OVER_EAGER[name], over, True)
+            add(name, "static over Full eager", OVER_EAGER[name], over_eager, True)
         if name in OUTSIDE:
-            static, network, full = (
-                figure(name, f"{what}-graph") for what in ("static", "network", "full")
-            )
+            beyond = figure(name, "static-graph") - figure(name, "network-graph")
             words = "time outside the network over Full in one graph"
-            add(name, words, OUTSIDE[name], (static - network) / full)
-    for name in OVER_GRAPH:
-        ratio = per_evaluation(name, "gated-graph") / per_evaluation(name, "static-graph")
-        add(name, "gated over static, time per evaluation", GATED_OVER_STATIC, ratio)
-        add(name, "gated with a cap, p99 over p50", TAIL, tail(name, "gated-graph"))
+            add(name, words, OUTSIDE[name], beyond / figure(name, "full-graph"))
+    for name in planners:
+        gated, static = (
+            ratio(name, method, "p50_ms", "evaluations")
+            for method in ("gated-graph", "static-graph")
+        )
+        add(name, "gated over static, time per evaluation", GATED_OVER_STATIC, gated / static)
+        tail, own = (
+            ratio(name, method, "p99_ms", "p50_ms") for method in ("gated-graph", "gated-own-graph")
+        )
+        add(name, "gated with a cap, p99 over p50", TAIL, tail)
         if name in TRAINED:
-            own = tail(name, "gated-own-graph")
             add(name, "gated, own threshold, p99 over p50", None, own)
-    gates = {method: f"gated, cap {ratio:g} x static" for method, ratio in CAPS.items()}
-    for name in OVER_GRAPH:
+    gates = {method: f"gated, cap {cap:g} x static" for method, cap in CAPS.items()}
+    for name in planners:
         for method, title in {"static": "static", **gates}.items():
-            mine = [row for row in batches if (row.subject, row.method) == (name, method)]
-            row = min(mine, key=lambda row: abs(row.batch - BATCH), default=None)
-            words = (
-                f"{title}, batch {row.batch if row else BATCH}: speed-up over steps / evaluations"
-            )
-            add(name, words, BATCH_SHARE, row.share if row else math.nan, True)
+            mine = [row for row in batches if (row["subject"], row["method"]) == (name, method)]
+            row = min(mine, key=lambda row: abs(row["batch"] - BATCH), default=None)
+            words = f"{title}, batch {row['batch'] if row else BATCH}"
+            reached = share(row) if row else math.nan
+            add(name, f"{words}: speed-up over steps / evaluations", BATCH_SHARE, reached, True)
     return found

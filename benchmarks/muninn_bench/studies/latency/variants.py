@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
-from muninn_bench.networks.teacher import Network
+from muninn_bench.networks.half import halve
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.tasks.maze2d.maze import sample_problems
 from muninn_bench.tasks.maze2d.planner import (
@@ -40,7 +40,7 @@ WIDE = (160, 320, 640, 1024)
 
 
 class InpaintedEnds:
-    """:func:`muninn_bench.tasks.maze2d.planner.inpaint_ends` as a class, so that it can be profiled."""
+    """:func:`~muninn_bench.tasks.maze2d.planner.inpaint_ends` as a class, to be profiled."""
 
     def __call__(self, x: Tensor, context: Tensor) -> Tensor:
         return inpaint_ends(x, context)
@@ -48,16 +48,13 @@ class InpaintedEnds:
 
 @dataclass(frozen=True)
 class TimedVariant:
-    """A planner to time, and the calls to time it on.
+    """An eager planner to time with its network, and the calls to time it on.
 
     Attributes:
-        name, title: for options and for people.
-        network: run by the planner's denoiser.
-        planner: the eager planner.
         contexts: one row per call, (calls, 2, 4).
         precision: of the network's layers; states are float32.
         tuning: contexts of other calls, on which programs and alternatives are tuned; None where
-            weights are random and nothing can be tuned.
+            weights are random, and nothing can be tuned.
         trained: False where weights are random.
     """
 
@@ -76,7 +73,7 @@ class TimedVariant:
         return sum(parameter.numel() for parameter in self.network.parameters())
 
     def batch(self, rows: int, first: int = 0) -> tuple[Tensor, Noise]:
-        """Contexts and noise of ``rows`` calls, the same in every run; contexts come round again."""
+        """Contexts and noise of some calls, the same in every run; contexts come round again."""
         numbers = range(first, first + rows)
         contexts = self.contexts[[number % len(self.contexts) for number in numbers]].contiguous()
         noise = self.planner.draw_noise(seeds=[call_seed(SEED, number) for number in numbers])
@@ -85,32 +82,6 @@ class TimedVariant:
     def call(self, number: int) -> tuple[Tensor, Noise]:
         """Context and noise of one call, batch 1."""
         return self.batch(1, number)
-
-
-def halve(network: Network) -> Network:
-    """The network itself, its layers in half precision; it still maps float32 to float32.
-
-    Autocast would cast every weight at every evaluation and run every normalisation in float32:
-    more kernels, at batch 1 more time. Here weights are stored in half precision once. States, the
-    time embedding (a float16 angle near 100 is rounded by up to 0.03), the output scaling and all
-    bookkeeping of a cache stay in float32: the first convolution casts its input, and the network
-    casts its correction back.
-    """
-    kept = {id(parameter) for parameter in network.time.parameters()}
-    for parameter in network.parameters():
-        if id(parameter) not in kept:
-            parameter.data = parameter.data.to(torch.float16)
-    network.time.register_forward_hook(_cast_output)
-    network.project_in.register_forward_pre_hook(_cast_input)
-    return network
-
-
-def _cast_output(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    return output.to(torch.float16)
-
-
-def _cast_input(module: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    return (inputs[0].to(torch.float16),)
 
 
 def teacher_variant(
