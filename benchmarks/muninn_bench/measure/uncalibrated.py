@@ -1,16 +1,20 @@
-"""A certificate that promises nothing: the runtime of a certified planner, without a calibration."""
+"""A certificate that promises nothing: to run a planner as certified without a calibration."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from muninn.certify.certificate import Bound, Certificate, library_versions
+from muninn.context import Context, form
 from muninn.model.planner import Planner
 from muninn.programs.plan import Everywhere, Family, Program
 
 
-def uncalibrated(planner: Planner, program: Program) -> Certificate:
-    """As if the program had been certified for the planner; its figures mean nothing."""
+def uncalibrated(planner: Planner, program: Program, context: Context = None) -> Certificate:
+    """As if the program had been certified for the planner; its figures mean nothing.
+
+    With a context, calls are compared with its form, as with that of calibrated contexts.
+    """
     return Certificate(
         identity=planner.identity(),
         reference=None,
@@ -30,4 +34,5 @@ def uncalibrated(planner: Planner, program: Program) -> Certificate:
         estimates=np.array([0.0, 1e-3, 1.0]),
         bound=Bound(np.array([0.0, 10.0]), np.array([0.0, 10.0]), 0.1),
         versions=library_versions(),
+        form=None if context is None else form(context),
     )

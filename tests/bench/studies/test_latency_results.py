@@ -13,6 +13,7 @@ import muninn_bench.studies.latency.study as study
 from latency_cases import CONFIG, DEVICE, TINY, row, tiny
 from muninn.errors import InputError
 from muninn_bench.measure import machine
+from muninn_bench.measure.parts import host_parts
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.studies.latency import profile
 from muninn_bench.studies.latency.measure import add_ratios
@@ -39,37 +40,27 @@ def test_parts_of_a_call_are_counted_and_the_clocks_taken_off() -> None:
     subject = tiny()
     programs = TunedPrograms(subject, 5)
     methods = {m.name: m for m in ways_for(programs, graphed=False, compiled=False)}
-    before = [getattr(owner, name) for owner, name, _ in profile.SEAMS]
-    rows = profile.host_parts(subject, methods["static-eager"], repeats=2)
-    assert [getattr(owner, name) for owner, name, _ in profile.SEAMS] == before
-    counts = {found["part"]: found["count"] for found in rows}
-    assert counts[profile.NETWORK] == 5
-    assert counts[profile.GAP] == 8  # four gaps, each forecast once and replayed once
-    assert counts[profile.CONDITION] == 1 + 8 + 5  # at the start, after gaps, after evaluations
-    assert counts[profile.READS] == 1
+    before = [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams]
+    make = methods["static-eager"].make
+    parts = host_parts(make, subject.call(0), DEVICE, profile.SEAMS, repeats=2)
+    assert [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams] == before
+    counts = {part: count for part, (_, count) in parts.items()}
+    assert counts["network"] == 5
+    assert (
+        counts["gaps: forecasts and look-back"] == 8
+    )  # four gaps, each forecast once and replayed once
+    assert counts["conditioning"] == 1 + 8 + 5  # at the start, after gaps, after evaluations
+    assert counts["reads by the host"] == 1
+    rows = profile.part_rows("a", "static-eager", "host", parts)
     assert sum(found["share"] for found in rows) == pytest.approx(1.0)
+    assert [found["ms"] for found in rows] == sorted((ms for ms, _ in parts.values()), reverse=True)
 
 
-def test_kernels_are_grouped_by_name() -> None:
-    kernels = [
-        ("sm90_xmma_fprop_implicit_gemm_f16", 2.0, 20.0),
-        ("void cutlass::Kernel", 1.0, 10.0),
-        ("void at::native::GroupNormForwardKernel", 0.5, 20.0),
-        ("_gap", 0.25, 19.0),
-        ("Memcpy DtoH (Device -> Pageable)", 0.05, 1.0),
-        ("something new", 0.2, 1.0),
-    ]
-    rows = profile.group_kernels("a", "static-graph", kernels, wall_ms=5.0)
-    found = {entry["part"]: (entry["ms"], entry["count"]) for entry in rows}
-    assert found == {
-        "convolutions and products": (3.0, 30.0),
-        "normalisation": (0.5, 20.0),
-        "gap kernel": (0.25, 19.0),
-        "copies and fills": (0.05, 1.0),
-        "other kernels": (0.2, 1.0),
-        profile.IDLE: (pytest.approx(1.0), 0.0),
-    }
-    assert sum(entry["share"] for entry in rows) == pytest.approx(1.0)
+@pytest.mark.parametrize("subject", ["maze2d-fp32", "transformer-fp32"])
+def test_the_committed_profile_is_that_of_its_file(subject: str) -> None:
+    folder = ROOT / "results/latency"
+    rows = [row for row in read_csv(folder / "cpu_profile.csv") if row["subject"] == subject]
+    assert profile.profile_text(rows) == (folder / f"cpu_profile_{subject}.txt").read_text()
 
 
 # -- targets and files -------------------------------------------------------------------------
@@ -184,7 +175,7 @@ def test_the_summary_by_hand() -> None:
 
 def test_what_the_profile_leaves_of_steps_over_evaluations() -> None:
     def network(method: str, share: float) -> Row:
-        part = {"view": "host", "part": profile.NETWORK, "share": share}
+        part = {"view": "host", "part": "network", "share": share}
         return {"subject": "a", "method": method, **part}
 
     rows = [network("full-eager", 0.98), network("static-eager", 0.882)]

@@ -12,9 +12,9 @@ import torch
 
 from muninn.certify.cached import CachedPlanner, cache
 from muninn.certify.examine import CALLS, examine
-from muninn.context import Context, form
+from muninn.context import Context
 from muninn.engines.layout import channels_last
-from muninn.model.planner import Engine, Planner
+from muninn.model.planner import Engine
 from muninn.programs.anchors import spread_steps
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Program, Static
@@ -22,6 +22,7 @@ from muninn_bench.measure.machine import hardware
 from muninn_bench.measure.turns import take_turns
 from muninn_bench.measure.uncalibrated import uncalibrated
 from muninn_bench.report.table import write_csv
+from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.variants import VARIANTS, TimedVariant
 from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
 
@@ -45,23 +46,17 @@ class Unchecked(CachedPlanner):
         return lambda: None
 
 
-def deployed(planner: Planner, variant: TimedVariant) -> CachedPlanner:
-    """A planner as a certificate with stored questions lets it run."""
-    plan = Static(spread_steps(len(planner.sampler), EVALUATIONS))
-    context, noise = variant.batch(CALLS)
-    asked = examine(replace(planner, engine="eager"), context, noise, CALLS).questions
-    certificate = uncalibrated(planner, Program(Forecast("sample", 1), plan))
-    return cache(planner, replace(certificate, form=form(context), questions=asked))
-
-
-def measure_checks(
-    variant: TimedVariant, engine: Engine, layout: bool, timed: int
-) -> dict[str, Any]:
+def measure_checks(variant: TimedVariant, engine: Engine, layout: bool, timed: int) -> Row:
     """Milliseconds of calls with and without checks, and microseconds that the checks take."""
-    planner = replace(variant.planner, engine=engine)
+    planner = variant.planner
     if layout:
         planner = replace(planner, denoiser=InpaintedDenoiser(channels_last(variant.network)))
-    fast = deployed(planner, variant)
+    context, noise = variant.batch(CALLS)
+    asked = examine(planner, context, noise, CALLS).questions
+    planner = replace(planner, engine=engine)
+    plan = Static(spread_steps(len(planner.sampler), EVALUATIONS))
+    certificate = uncalibrated(planner, Program(Forecast("sample", 1), plan), context)
+    fast = cache(planner, replace(certificate, questions=asked))
     plain = Unchecked(planner, fast.certificate)
     calls = [variant.call(number) for number in range(4)]
 
@@ -90,7 +85,7 @@ def measure_checks(
     }
 
 
-def run_checks(out: Path, device: str, timed: int, command: str) -> list[dict[str, Any]]:
+def run_checks(out: Path, device: str, timed: int, command: str) -> list[Row]:
     """Measure every case of a device into ``checks_DEVICE.csv``."""
     rows = []
     for name, engine, layout in CASES[device]:

@@ -114,7 +114,7 @@ def measure_variant(
                 "call": number,
                 "ms": 1e3 * turn.seconds,
                 "evaluations": int(record.evaluations[0]),
-                "deviation": deviation if each.way.plans else None,
+                "deviation": None if each.way.name.startswith("network-") else deviation,
             }
             kept[each.way.name].append(timed)
     rows = [_row(variant, each, kept[each.way.name], warm_up[each.way.name]) for each in prepared]
@@ -156,15 +156,11 @@ def add_ratios(rows: Sequence[Row]) -> list[Row]:
     """The rows of one planner with their speed-ups over Full eager and over Full in one graph."""
     medians = {row["method"]: row["p50_ms"] for row in rows}
 
-    def over(name: str, own: float | None) -> float | None:
-        full = medians.get(name)
-        return None if full is None or own is None else full / own
+    def over(engine: str, row: Row) -> float | None:
+        full, own = medians.get(f"full-{engine}"), row["p50_ms"]
+        return None if full is None or own is None else float(full / own)
 
-    engines = {"over_eager": "full-eager", "over_graph": "full-graph"}
-    return [
-        row | {column: over(name, row["p50_ms"]) for column, name in engines.items()}
-        for row in rows
-    ]
+    return [row | {f"over_{on}": over(on, row) for on in ("eager", "graph")} for row in rows]
 
 
 def _times(
@@ -238,12 +234,12 @@ def measure_growth(
 
 
 def _cell(axis: str, value: int, settings: Settings, device: torch.device, engine: Engine) -> Row:
-    growth = settings.growth.items()
-    sizes = {size: value if size == axis else values[0] for size, values in growth}
-    width, batch, steps = sizes.pop("width"), sizes["batch"], sizes["steps"]
-    config = UnetConfig(sizes["dim"], tuple(width * factor for factor in (1, 2, 4, 8)), heads=8)
-    half: Precision = "fp16" if device.type == "cuda" else "fp32"
-    variant = random_variant("growth", axis, config, sizes["horizon"], half, device, batch, steps)
+    sizes = {size: value if size == axis else own[0] for size, own in settings.growth.items()}
+    width = sizes.pop("width")
+    horizon, steps, dim, batch = sizes.values()
+    config = UnetConfig(dim, tuple(width * factor for factor in (1, 2, 4, 8)), heads=8)
+    precision: Precision = "fp16" if device.type == "cuda" else "fp32"
+    variant = random_variant("growth", axis, config, horizon, precision, device, batch, steps)
     programs, planner = TunedPrograms(variant, max(2, steps // SHARE)), variant.planner
     full = plain(planner) if engine == "eager" else run_program(planner, programs.full, engine)
     runs = (full, run_program(planner, programs.static, engine))
@@ -252,7 +248,7 @@ def _cell(axis: str, value: int, settings: Settings, device: torch.device, engin
         "subject": "growth",
         "axis": axis,
         "value": value,
-        **sizes,  # horizon, steps, dim, batch
+        **sizes,
         "parameters": variant.parameters,
         "engine": engine,
         "evaluations": programs.count,

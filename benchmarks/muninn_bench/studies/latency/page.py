@@ -14,6 +14,7 @@ from muninn_bench.studies.latency.plot import plot_latency
 from muninn_bench.studies.latency.rows import Row, cell, merge, share, shown, table
 from muninn_bench.studies.latency.targets import Target, targets
 
+Measured = Mapping[str, Sequence[Row]]
 KINDS = ("", "calls", "batch", "growth", "profile")
 """Of rows: at batch 1, every timed call of those, and the other parts of a run."""
 
@@ -39,21 +40,12 @@ BATCHES = (
 
 
 def write_latency(
-    out: Path,
-    device: str,
-    measured: Mapping[str, Sequence[Row]],
-    command: str,
-    *,
-    picture: bool = True,
+    out: Path, device: str, measured: Measured, command: str, *, picture: bool = True
 ) -> list[Target]:
-    """Write everything of a device, and return its targets.
+    """Write everything of a device (``cpu`` or ``cuda``) into a folder, and return its targets.
 
-    Args:
-        out: folder; planners of earlier runs in it that were not measured now are kept.
-        device: ``cpu`` or ``cuda``; names of files begin with it.
-        measured: rows of this run, by kind.
-        command: that was typed.
-        picture: whether to draw it too; it takes a second.
+    ``measured`` are rows of this run, by kind; planners of earlier runs that were not measured now
+    are kept. The picture takes a second.
     """
     kept: dict[str, list[Row]] = {}
     for kind in KINDS:
@@ -78,10 +70,9 @@ def write_latency(
     if kept["batch"]:
         batches = [{**row, "share": share(row)} for row in kept["batch"]]
         parts += ["## Batches", BATCHES, table("batch", batches)]
-    if kept["growth"]:
-        parts += ["## Growth of cost", table("growth", kept["growth"])]
-    if kept["profile"]:
-        parts += ["## Where the time goes", table("profile", kept["profile"])]
+    for heading, kind in (("Growth of cost", "growth"), ("Where the time goes", "profile")):
+        if kept[kind]:
+            parts += [f"## {heading}", table(kind, kept[kind])]
     write_whole(out / f"{device}.md", "\n\n".join(parts) + "\n")
     return found
 
@@ -143,7 +134,8 @@ def outside_network(profile: Sequence[Row], rows: Sequence[Row]) -> list[str]:
     steps / evaluations. Whether evaluations did have equal cost, those timed alone say.
     """
     alone = {
-        row["subject"]: row["over_eager"] * row["evaluations"] / row["steps"]
+        row["subject"]: "; the evaluations alone, timed, had "
+        f"{row['over_eager'] * row['evaluations'] / row['steps']:.2f}"
         for row in rows
         if row["method"] == "network-eager" and row["over_eager"]
     }
@@ -154,12 +146,9 @@ def outside_network(profile: Sequence[Row], rows: Sequence[Row]) -> list[str]:
         full = inside.get((subject, "full-eager"))
         if method != "static-eager" or not full:
             continue
-        timed = (
-            f"; the evaluations alone, timed, had {alone[subject]:.2f}" if subject in alone else ""
-        )
         lines.append(
             f"- `{subject}`: {1.0 - static:.1%} of a static call and {1.0 - full:.1%} of a full "
             f"one are outside the network, which leaves {static / full:.2f} of steps / "
-            f"evaluations{timed}."
+            f"evaluations{alone.get(subject, '')}."
         )
     return lines

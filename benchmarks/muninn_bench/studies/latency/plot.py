@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,14 @@ def plot_latency(path: Path, rows: Sequence[Row]) -> None:
     colours = {title: _COLOURS.get(title) or next(others) for title in titles}
     columns = min(len(subjects), 2)
     lines = -(-len(subjects) // columns)
+    used = {row["engine"] for row in drawn}
+    engines = {engine: marker for engine, marker in _MARKERS.items() if engine in used}
     # Colours say the method, hollow markers the engine.
-    keys = [
-        Line2D([], [], color=colour, marker="o", linestyle="", label=title)
-        for title, colour in colours.items()
-    ]
+    entry = functools.partial(Line2D, [], [], linestyle="")
+    keys = [entry(color=colour, marker="o", label=title) for title, colour in colours.items()]
     keys += [
-        Line2D([], [], color="0.2", marker=marker, linestyle="", fillstyle="none", label=engine)
-        for engine, marker in _MARKERS.items()
-        if any(row["engine"] == engine for row in drawn)
+        entry(color="0.2", marker=marker, fillstyle="none", label=engine)
+        for engine, marker in engines.items()
     ]
     legend = 0.2 + 0.18 * -(-len(keys) // (2 * columns))  # inches
     figure, axes = subplots(lines, columns, 5.6 * columns, 4.2 * lines + legend, squeeze=False)
@@ -62,13 +62,9 @@ def _panel(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
 
     floor = min((row["deviation_p95"] for row in rows if row["deviation_p95"]), default=1e-6) / 10.0
     for row in rows:
-        height, colour = row["deviation_p95"] or floor, colours[row["method_title"]]
-        axis.scatter(
-            row["p50_ms"], height, color=colour, marker=_MARKERS[row["engine"]], s=46, alpha=0.85
-        )
-        axis.plot(
-            [row["p50_ms"], row["p99_ms"]], [height] * 2, color=colour, linewidth=1, alpha=0.6
-        )
+        height, ends = row["deviation_p95"] or floor, [row["p50_ms"], row["p99_ms"]]
+        look = {"color": colours[row["method_title"]], "marker": _MARKERS[row["engine"]]}
+        axis.plot(ends, [height] * 2, **look, markevery=[0], linewidth=1, alpha=0.8)
     axis.set_title("{title}, {precision}".format(**rows[0]), fontsize=10, fontweight="bold")
     axis.set(xscale="log", yscale="log", ylabel="deviation from Full eager, p95")
     axis.set_xlabel("milliseconds a call, p50 (line to p99)")

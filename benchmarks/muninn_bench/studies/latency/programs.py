@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
@@ -32,7 +31,6 @@ FORECAST = Forecast("sample", order=1, look_back=True)
 """The clean trajectory, linear, with look-back."""
 
 SHARE = 0.03  # of tuning calls that a score may leave out, as in muninn.certify.tune
-THRESHOLDS, TRIALS = (1e-7, 1e3), 14
 GATE_CALLS = 4
 MARGIN = 0.9
 """Of the largest threshold that reaches the cap in the tuning calls, so that others do as well."""
@@ -44,9 +42,9 @@ OWN_SLACK = 0.25  # evaluations
 def bisect(
     evaluations: Callable[[float], float],
     wanted: float,
-    low: float = THRESHOLDS[0],
-    high: float = THRESHOLDS[1],
-    trials: int = TRIALS,
+    low: float = 1e-7,
+    high: float = 1e3,
+    trials: int = 14,
     slack: float = 0.0,
 ) -> float:
     """The largest threshold, to the trials' resolution, that still asks for ``wanted`` evaluations.
@@ -62,11 +60,8 @@ def bisect(
     for _ in range(trials):
         middle = math.sqrt(low * high)
         found = evaluations(middle)
-        if found < wanted:
-            high = middle
-            continue
-        low = middle
-        if slack and found <= wanted + slack:
+        low, high = (middle, high) if found >= wanted else (low, middle)
+        if slack and wanted <= found <= wanted + slack:
             break
     return low
 
@@ -117,17 +112,19 @@ class TunedPrograms:
         return record.evaluations.astype(float)
 
     @functools.cached_property
-    def gated(self) -> Program:
-        """A gate with a hard cap of ``count`` evaluations, which nearly every call reaches."""
-        count = self.count
-        largest = bisect(lambda tried: self._spent(tried, count, GATE_CALLS).min(), count)
-        return Program(FORECAST, Adaptive(MARGIN * largest, cap=count))
+    def _tight(self) -> float:
+        """Threshold at which nearly every call reaches a cap of ``count`` evaluations."""
+        spent = functools.partial(self._spent, cap=self.count, calls=GATE_CALLS)
+        return MARGIN * bisect(lambda tried: spent(tried).min(), self.count)
 
     def capped(self, ratio: float) -> Program:
-        """The same gate with ``ratio`` times the cap: rows of a batch differ in evaluations."""
-        plan = self.gated.plan
-        assert isinstance(plan, Adaptive)
-        return Program(FORECAST, replace(plan, cap=round(ratio * self.count)))
+        """A gate with ``ratio`` times the cap: rows of a batch differ in evaluations."""
+        return Program(FORECAST, Adaptive(self._tight, cap=round(ratio * self.count)))
+
+    @functools.cached_property
+    def gated(self) -> Program:
+        """A gate with a hard cap of ``count`` evaluations, which nearly every call reaches."""
+        return self.capped(1.0)
 
     @functools.cached_property
     def gated_own(self) -> Program:
@@ -137,11 +134,8 @@ class TunedPrograms:
         seldom.
         """
         cap = round(OWN_CAP * self.count)
-
-        def mean(threshold: float) -> float:
-            return float(self._spent(threshold, cap, OWN_TUNING_CALLS).mean())
-
-        threshold = bisect(mean, self.count, slack=OWN_SLACK)
+        spent = functools.partial(self._spent, cap=cap, calls=OWN_TUNING_CALLS)
+        threshold = bisect(lambda tried: spent(tried).mean(), self.count, slack=OWN_SLACK)
         return Program(FORECAST, Adaptive(threshold, cap=cap))
 
     @functools.cached_property

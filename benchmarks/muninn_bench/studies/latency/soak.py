@@ -20,6 +20,7 @@ from muninn.progress import Advance, bars
 from muninn_bench.measure.machine import find_device, hardware, memory, release, synchronise
 from muninn_bench.measure.protocol import Run
 from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.variants import VARIANTS
 from muninn_bench.studies.latency.ways import run_program
 
@@ -49,20 +50,11 @@ SHARES: dict[str, tuple[tuple[str, Engine, float], ...]] = {
 do. Compiled ones have common sizes only: each new size takes most of a minute."""
 
 
-def run_soak(
-    out: Path, device: str, calls: int, command: str, progress: bool = True
-) -> list[dict[str, Any]]:
+def run_soak(out: Path, device: str, calls: int, command: str, progress: bool = True) -> list[Row]:
     """Soak a static and a gated program on every engine of the device; writes ``soak_DEVICE.json``.
 
-    Args:
-        out: folder of the result.
-        device: ``cpu`` or ``cuda``.
-        calls: in all, divided among programs and engines.
-        command: that was typed.
-        progress: show progress bars.
-
     Raises:
-        InputError: too few calls to see anything.
+        InputError: too few calls, divided among programs and engines, to see anything.
     """
     place = find_device(device)
     subject = "maze2d-fp16" if device == "cuda" else "maze2d-fp32"
@@ -76,7 +68,7 @@ def run_soak(
     tuned = TunedPrograms(variant, EVALUATIONS)
     programs = {"static": tuned.static, "gated": tuned.gated}  # before memory is looked at
     release(place)
-    document: dict[str, Any] = {
+    document: Row = {
         "command": command,
         "hardware": hardware(place),
         "subject": subject,
@@ -109,7 +101,7 @@ def soak(
     calls: int,
     rare: bool,
     advance: Advance,
-) -> dict[str, Any]:
+) -> Row:
     """What many calls of one program show; memory in MB, at the end of the first and last sweep.
 
     A sweep is the calls in which every rare size comes once, so that the same shapes are held at
@@ -129,8 +121,7 @@ def soak(
         place = number % common
         if rare and (number + 1) % RARE_EVERY == 0:
             place = common + number // RARE_EVERY % len(RARE)
-        trajectory = run(*inputs[place])[0]
-        digest = hashlib.sha256(trajectory.cpu().numpy().tobytes()).hexdigest()
+        digest = hashlib.sha256(run(*inputs[place])[0].cpu().numpy().tobytes()).hexdigest()
         changed += first.setdefault(place, digest) != digest
         if (number + 1) % _sweep() == 0:
             synchronise(device)

@@ -43,14 +43,12 @@ def run_latency(
     planners that no target names get fewer rounds, no compiled networks, batches or profile.
 
     Args:
-        out: folder of the results.
-        device: ``cpu`` or ``cuda``.
+        out, device: folder of the results; ``cpu`` or ``cuda``.
         quick: a smoke test of the whole run, its figures worth nothing.
-        command: that was typed, for the page.
-        progress: show progress bars.
-        subjects, methods: names of planners and ways; all by default. Full eager always is.
         profile, compiled, growth, batches: whether to measure these parts; compiling takes most
             of a minute a planner.
+        command: that was typed, for the page.
+        subjects, methods: names of planners and ways; all by default. Full eager always is.
 
     Raises:
         InputError: an unknown device, planner or way.

@@ -46,8 +46,7 @@ class Target:
 
     def row(self) -> Row:
         """For the table of targets."""
-        sign = ">=" if self.at_least else "<="
-        wanted = None if self.limit is None else f"{sign} {self.limit:g}"
+        wanted = self.limit and f"{'>=' if self.at_least else '<='} {self.limit:g}"
         return {**vars(self), "wanted": wanted, "verdict": self.verdict}
 
     def __str__(self) -> str:
@@ -70,11 +69,9 @@ def targets(device: str, rows: Sequence[Row], batches: Sequence[Row]) -> list[Ta
     def ratio(subject: str, method: str, name: str, over: str) -> float:
         return figure(subject, method, name) / figure(subject, method, over)
 
-    def add(
-        subject: str, promise: str, limit: float | None, measured: float, at_least: bool = False
-    ) -> None:
-        known = None if math.isnan(measured) else measured
-        found.append(Target(subject, promise, limit, known, at_least))
+    def add(name: str, promise: str, limit: float | None, got: float, larger: bool = False) -> None:
+        measured = None if math.isnan(got) else got
+        found.append(Target(name, promise, limit, measured, at_least=larger))
 
     for name in ON_CPU if device == "cpu" else ():
         evaluated = ratio(name, "static-eager", "evaluations", "steps")
@@ -82,28 +79,25 @@ def targets(device: str, rows: Sequence[Row], batches: Sequence[Row]) -> list[Ta
         add(name, "static: speed-up over steps / evaluations", CPU_SHARE, reached, True)
     planners = OVER_GRAPH if device == "cuda" else {}
     for name, limit in planners.items():
-        over_graph, over_eager = (
-            figure(name, "static-graph", column) for column in ("over_graph", "over_eager")
-        )
-        add(name, "static over Full in one graph", limit, over_graph, True)
+        over = figure(name, "static-graph", "over_graph")
+        add(name, "static over Full in one graph", limit, over, True)
         if name in OVER_EAGER:
-            add(name, "static over Full eager", OVER_EAGER[name], over_eager, True)
+            over = figure(name, "static-graph", "over_eager")
+            add(name, "static over Full eager", OVER_EAGER[name], over, True)
         if name in OUTSIDE:
             beyond = figure(name, "static-graph") - figure(name, "network-graph")
             words = "time outside the network over Full in one graph"
             add(name, words, OUTSIDE[name], beyond / figure(name, "full-graph"))
     for name in planners:
         gated, static = (
-            ratio(name, method, "p50_ms", "evaluations")
-            for method in ("gated-graph", "static-graph")
+            ratio(name, f"{what}-graph", "p50_ms", "evaluations") for what in ("gated", "static")
         )
         add(name, "gated over static, time per evaluation", GATED_OVER_STATIC, gated / static)
-        tail, own = (
-            ratio(name, method, "p99_ms", "p50_ms") for method in ("gated-graph", "gated-own-graph")
-        )
+        tail = ratio(name, "gated-graph", "p99_ms", "p50_ms")
         add(name, "gated with a cap, p99 over p50", TAIL, tail)
         if name in TRAINED:
-            add(name, "gated, own threshold, p99 over p50", None, own)
+            tail = ratio(name, "gated-own-graph", "p99_ms", "p50_ms")
+            add(name, "gated, own threshold, p99 over p50", None, tail)
     gates = {method: f"gated, cap {cap:g} x static" for method, cap in CAPS.items()}
     for name in planners:
         for method, title in {"static": "static", **gates}.items():

@@ -21,15 +21,8 @@ from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
 from muninn_bench.networks.half import halve
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.tasks.maze2d import planner as maze2d
 from muninn_bench.tasks.maze2d.maze import sample_problems
-from muninn_bench.tasks.maze2d.planner import (
-    STATE_CHANNELS,
-    InpaintedDenoiser,
-    bundled_teacher,
-    inpaint_ends,
-    maze_contexts,
-    maze_planner,
-)
 
 Precision = Literal["fp32", "fp16"]
 STEPS = 100
@@ -43,7 +36,7 @@ class InpaintedEnds:
     """:func:`~muninn_bench.tasks.maze2d.planner.inpaint_ends` as a class, to be profiled."""
 
     def __call__(self, x: Tensor, context: Tensor) -> Tensor:
-        return inpaint_ends(x, context)
+        return maze2d.inpaint_ends(x, context)
 
 
 @dataclass(frozen=True)
@@ -88,15 +81,15 @@ def teacher_variant(
     name: str, title: str, bundled: str, precision: Precision, device: torch.device, calls: int
 ) -> TimedVariant:
     """A bundled Maze2D teacher on fresh problems."""
-    teacher = bundled_teacher(bundled)
+    teacher = maze2d.bundled_teacher(bundled)
     network = teacher.network.to(device)
     contexts, tuning = (
-        maze_contexts(teacher, sample_problems(count, seed=seed)).to(device)
+        maze2d.maze_contexts(teacher, sample_problems(count, seed=seed)).to(device)
         for count, seed in ((calls, SEED), (TUNING_CALLS, SEED + 1))
     )
     if precision == "fp16":
         halve(network)
-    planner = replace(maze_planner(teacher), dtype=torch.float32, condition=InpaintedEnds())
+    planner = replace(maze2d.maze_planner(teacher), dtype=torch.float32, condition=InpaintedEnds())
     return TimedVariant(name, title, network, planner, contexts, precision, tuning, trained=True)
 
 
@@ -119,23 +112,19 @@ def random_variant(
             # Training starts these weights at zero: whole branches would do nothing.
             if parameter.ndim > 1 and not parameter.any():
                 nn.init.normal_(parameter, std=0.5 / parameter[0].numel() ** 0.5)
-        contexts = 2.0 * torch.rand(calls, 2, STATE_CHANNELS) - 1.0
+        contexts = 2.0 * torch.rand(calls, 2, maze2d.STATE_CHANNELS).to(device) - 1.0
     network = network.to(device)
     if precision == "fp16":
         halve(network)
-    planner = Planner(
-        denoiser=InpaintedDenoiser(network),
-        sampler=ddim(schedule, kind="sample", clip=1.0),
-        shape=(horizon, config.channels),
-        condition=InpaintedEnds(),
-        device=device,
-    )
-    return TimedVariant(name, title, network, planner, contexts.to(device), precision)
+    denoiser, sampler = maze2d.InpaintedDenoiser(network), ddim(schedule, kind="sample", clip=1.0)
+    shape = (horizon, config.channels)
+    planner = Planner(denoiser, sampler, shape, condition=InpaintedEnds(), device=device)
+    return TimedVariant(name, title, network, planner, contexts, precision)
 
 
 _WIDE = (
-    ("unet63m-fp16", "U-Net 63M, H=256", 6, 256),
-    ("policy63m-fp16", "diffusion-policy U-Net 63M, H=16", 10, 16),
+    ("unet63m-fp16", "U-Net 63M, H=256", UnetConfig(6, WIDE, heads=8), 256),
+    ("policy63m-fp16", "diffusion-policy U-Net 63M, H=16", UnetConfig(10, WIDE, heads=8), 16),
 )
 _TEACHERS: tuple[tuple[str, str, str, Precision], ...] = (
     ("maze2d-fp16", "U-Net 3.6M, H=256", "maze2d", "fp16"),
@@ -144,12 +133,7 @@ _TEACHERS: tuple[tuple[str, str, str, Precision], ...] = (
     ("transformer-fp32", "Transformer 3.9M, H=256", "maze2d-transformer", "fp32"),
 )
 VARIANTS: dict[str, Callable[[torch.device, int], TimedVariant]] = {
-    **{
-        name: functools.partial(
-            random_variant, name, title, UnetConfig(dim, widths=WIDE, heads=8), horizon, "fp16"
-        )
-        for name, title, dim, horizon in _WIDE
-    },
+    **{wide[0]: functools.partial(random_variant, *wide, "fp16") for wide in _WIDE},
     **{teacher[0]: functools.partial(teacher_variant, *teacher) for teacher in _TEACHERS},
 }
 """By name, how each is built on a device with a number of calls; those that targets name first."""

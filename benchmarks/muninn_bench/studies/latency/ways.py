@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from muninn.certify.cached import CachedPlanner
-from muninn.context import Context, form
+from muninn.context import Context
 from muninn.engines.choose import runtime_for
 from muninn.engines.compiled import CompiledDenoiser
 from muninn.engines.layout import channels_last
@@ -65,11 +65,6 @@ class Way:
     engine: str
     make: Callable[[], Run]
 
-    @property
-    def plans(self) -> bool:
-        """False for the evaluations alone, whose result is no plan."""
-        return not self.name.startswith("network-")
-
 
 def as_run(planner: Callable[..., tuple[Tensor, Record]]) -> Run:
     """A runtime or a cached planner as it is timed."""
@@ -84,8 +79,7 @@ def run_program(planner: Planner, program: Program, engine: Engine) -> Run:
 def run_certified(planner: Planner, program: Program, engine: Engine, context: Context) -> Run:
     """The same with the checks that a certificate for contexts like this makes at every call."""
     planner = replace(planner, engine=engine)
-    certificate = replace(uncalibrated(planner, program), form=form(context))
-    return as_run(CachedPlanner(planner, certificate, "error"))
+    return as_run(CachedPlanner(planner, uncalibrated(planner, program, context), "error"))
 
 
 def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
