@@ -46,9 +46,8 @@ def test_parts_of_a_call_are_counted_and_the_clocks_taken_off() -> None:
     assert [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams] == before
     counts = {part: count for part, (_, count) in parts.items()}
     assert counts["network"] == 5
-    assert (
-        counts["gaps: forecasts and look-back"] == 8
-    )  # four gaps, each forecast once and replayed once
+    # Four gaps, each forecast once and replayed once.
+    assert counts["gaps: forecasts and look-back"] == 8
     assert counts["conditioning"] == 1 + 8 + 5  # at the start, after gaps, after evaluations
     assert counts["reads by the host"] == 1
     rows = profile.part_rows("a", "static-eager", "host", parts)

@@ -70,9 +70,9 @@ def measure_variant(
     device, count = variant.planner.device, settings.calls
     calls = [variant.call(number) for number in range(count)]
     advance = task(f"{variant.name}: references", count)
-    full, references = ways[0].make(), []
+    run, references = ways[0].make(), []
     for call in calls:
-        references.append(full(*call)[0])
+        references.append(run(*call)[0])
         advance(1)
     advance = task(f"{variant.name}: prepare", len(ways))
     prepared = []
@@ -106,7 +106,8 @@ def measure_variant(
     for each, own in zip(able, turns, strict=True):
         for turn in own:
             (trajectory, record), number = turn.result, turn.round % count
-            deviation = float(measure(rms_step, references[number], trajectory)[0])
+            alone = each.way.name.startswith("network-")  # evaluations that make no plan
+            full = references[number]
             timed = {
                 "subject": variant.name,
                 "method": each.way.name,
@@ -114,7 +115,7 @@ def measure_variant(
                 "call": number,
                 "ms": 1e3 * turn.seconds,
                 "evaluations": int(record.evaluations[0]),
-                "deviation": None if each.way.name.startswith("network-") else deviation,
+                "deviation": None if alone else float(measure(rms_step, full, trajectory)[0]),
             }
             kept[each.way.name].append(timed)
     rows = [_row(variant, each, kept[each.way.name], warm_up[each.way.name]) for each in prepared]

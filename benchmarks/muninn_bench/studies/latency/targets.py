@@ -46,7 +46,8 @@ class Target:
 
     def row(self) -> Row:
         """For the table of targets."""
-        wanted = self.limit and f"{'>=' if self.at_least else '<='} {self.limit:g}"
+        sign = ">=" if self.at_least else "<="
+        wanted = None if self.limit is None else f"{sign} {self.limit:g}"
         return {**vars(self), "wanted": wanted, "verdict": self.verdict}
 
     def __str__(self) -> str:
