@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from muninn_bench.networks.train import PlanLoss, TrainingConfig, train
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn_bench.networks import TemporalUnet, UnetConfig, load_teacher
 from muninn_bench.networks import platform_training as training
 from muninn_bench.networks.runs import Runs, load_runs, save_runs
-from muninn_bench.networks.train import PlanLoss, TrainingConfig, train
 from muninn_bench.networks.windows import PlanSource, split_runs, symmetric_limits
 from muninn_bench.tasks.crazyflie import train as command
 

@@ -1,6 +1,6 @@
 """Many episodes at once: their planning jobs share batches, their latencies come from a trace.
 
-What an episode does depends on planning only through plans and latencies. Plans are the same in a
+What an episode does depends on planning only through plans and latencies. Reply are the same in a
 batch (up to how the network rounds one), and latencies are drawn from what single jobs took. So a
 study of thousands of calls needs no thousands of single calls. Each episode runs in a thread of its
 own, because a supervisor waits for its answer; whenever every live episode waits, all their jobs
@@ -18,7 +18,7 @@ import numpy as np
 from muninn.certify.metrics import Metric, measure
 from muninn.certify.paired import call_seed
 from muninn.loop.escalation import Needs
-from muninn.loop.programs import Job, Plans
+from muninn.loop.request import Reply, Request
 from muninn_bench.studies.closed_loop.loop import Flight, Loop, Watcher
 from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, Method, needs, supervisor
 from muninn_bench.studies.closed_loop.runner import Plan, SimulatedWorker
@@ -43,11 +43,11 @@ class Pool:
         self._programs = programs
         self._live = live
         self._changed = threading.Condition()
-        self._waiting: dict[int, tuple[str, Job]] = {}
-        self._answers: dict[int, Plans] = {}
+        self._waiting: dict[int, tuple[str, Request]] = {}
+        self._answers: dict[int, Reply] = {}
         self._closed: BaseException | None = None
 
-    def plan(self, number: int, program: str, job: Job) -> Plans:
+    def plan(self, number: int, program: str, job: Request) -> Reply:
         """The plans of the episode ``number``; waits until everyone else waits as well.
 
         Raises:
@@ -81,7 +81,7 @@ class Pool:
                 self._changed.notify_all()
             raise
 
-    def _everyone(self) -> dict[int, tuple[str, Job]]:
+    def _everyone(self) -> dict[int, tuple[str, Request]]:
         """The jobs of all live episodes, once all wait; none when none is left.
 
         In order of episodes, so that batches are the same whoever came first.
@@ -190,6 +190,6 @@ def fly_one(
     context, command = loop.asked[drawn]
     if command.plan is None or command.seed is None:
         return replace(flight, deviation=0.0)  # a hold executes no plan, so none deviates
-    full = ask("full", Job("full", context, (command.seed,))).trajectories
+    full = ask("full", Request("full", context, (command.seed,))).trajectories
     found = measure(metric, full, command.plan[None].to(full.dtype))
     return replace(flight, deviation=float(found[0]))

@@ -156,7 +156,7 @@ def _fly_live(
 
 def write_flights(path: Path, flights: Sequence[Flight], needed: Needs) -> None:
     """Keep flights so that they can be flown again."""
-    from muninn.loop.times import machine
+    from muninn.loop.deadline import machine
 
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"machine": machine(), "needs": asdict(needed)})]

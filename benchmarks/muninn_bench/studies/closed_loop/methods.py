@@ -16,7 +16,7 @@ from muninn.certify.cached import CachedPlanner
 from muninn.context import concatenate, select
 from muninn.errors import InputError
 from muninn.loop.escalation import VARIANTS, Escalation, Needs
-from muninn.loop.programs import Job, Plans, screened
+from muninn.loop.request import Reply, Request, screened
 from muninn.loop.supervisor import Supervisor
 from muninn.record import Record
 from muninn_bench.measure.alternatives import Alternative
@@ -27,7 +27,7 @@ from muninn_bench.studies.closed_loop.traces import Trace
 
 LEVEL, MARGIN = 0.99, 1.2
 """This quantile of recorded times, times the margin, is set aside. Not the worst, as a robot would
-with :class:`muninn.loop.times.Times`: on a shared machine the worst is the neighbours'."""
+with :class:`muninn.loop.deadline.Times`: on a shared machine the worst is the neighbours'."""
 
 ROWS = 64
 """Plans made at a time, to bound memory."""
@@ -114,17 +114,17 @@ class ClosedLoopPrograms:
         if fewer is not None:
             self._runs["fewsteps"] = fewer.run(platform.planner)
 
-    def plan(self, program: str, job: Job) -> Plans:
+    def plan(self, program: str, job: Request) -> Reply:
         """The plans of one robot, by themselves."""
         return self.plan_all([(program, job)])[0]
 
-    def plan_all(self, asked: Sequence[tuple[str, Job]]) -> list[Plans]:
+    def plan_all(self, asked: Sequence[tuple[str, Request]]) -> list[Reply]:
         """The plans of many robots, those of one program in one batch.
 
         Noise depends on seeds alone, so this equals the plans made one by one, up to how the
         network rounds a batch.
         """
-        found: dict[int, Plans] = {}
+        found: dict[int, Reply] = {}
         unknown = {name for name, _ in asked} - set(self._runs)
         if unknown:
             raise InputError(
@@ -138,7 +138,7 @@ class ClosedLoopPrograms:
                 found.update(zip(chunk, self._batch(run, jobs), strict=True))
         return [found[place] for place in range(len(asked))]
 
-    def _batch(self, run: Run, jobs: list[Job]) -> list[Plans]:
+    def _batch(self, run: Run, jobs: list[Request]) -> list[Reply]:
         contexts = [select(job.context, torch.zeros(len(job.seeds)).long()) for job in jobs]
         seeds = [seed for job in jobs for seed in job.seeds]
         noise = self.platform.planner.draw_noise(seeds=seeds)

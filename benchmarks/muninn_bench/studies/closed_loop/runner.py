@@ -6,11 +6,10 @@ import math
 import time
 from collections.abc import Callable
 
-from muninn.loop.programs import Job, Plans
-from muninn.loop.worker import Failure
+from muninn.loop.request import Reply, Request
 from muninn_bench.studies.closed_loop.traces import Latency, Timed
 
-Plan = Callable[[str, Job], Plans]
+Plan = Callable[[str, Request], Reply]
 """``plan(program, job)``: where plans are computed, alone or in a batch with other robots'."""
 
 
@@ -44,12 +43,12 @@ class SimulatedWorker:
         """Simulated seconds."""
         return self.now
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
+    def ask(self, job: Request, until: float) -> Reply | str:
         """The plans of a job, if they come in time."""
         begins = max(self.now, self._free)
         if begins >= until:
             self.now = until
-            return Failure("no plan by the deadline: the planner is at an earlier job")
+            return "no plan by the deadline: the planner is at an earlier job"
         program = "full" if job.source == "full" else self._cheap
         began = time.perf_counter()
         try:
@@ -64,6 +63,6 @@ class SimulatedWorker:
         self._free = begins + seconds
         if self._free > until:
             self.now = until
-            return Failure("no plan by the deadline")
+            return "no plan by the deadline"
         self.now = self._free
         return plans

@@ -7,7 +7,7 @@ import time
 from torch import Tensor
 
 from muninn.certify.paired import call_seed
-from muninn.loop.programs import Job
+from muninn.loop.request import Request
 from muninn.progress import bars
 from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms
 from muninn_bench.studies.closed_loop.traces import Timed, Trace
@@ -36,7 +36,7 @@ def measure_trace(
             row = call % len(contexts)
             for program, plans in kinds:
                 seeds = tuple(call_seed(call + WARM_UP, plans, draw) for draw in range(plans))
-                job = Job("cached", contexts[row : row + 1], seeds)
+                job = Request("cached", contexts[row : row + 1], seeds)
                 began = time.perf_counter()
                 made = programs.plan(program, job)
                 took = time.perf_counter() - began

@@ -20,7 +20,7 @@ import numpy as np
 
 from muninn.errors import InputError
 from muninn.files import write_whole
-from muninn.loop.times import machine
+from muninn.loop.deadline import machine
 
 NEAREST = 20
 """Recorded jobs, the nearest in evaluations, among which a latency is drawn."""
@@ -109,7 +109,7 @@ class Trace:
     """Planning jobs of one machine.
 
     Attributes:
-        machine: where; see :func:`muninn.loop.times.machine`.
+        machine: where; see :func:`muninn.loop.deadline.machine`.
         jobs: in order.
     """
 

@@ -79,13 +79,11 @@ def write_latency(
 
 def planner_section(rows: Sequence[Row]) -> list[str]:
     """The section of one planner; ways that could not run are notes below the table."""
-    text = (
-        "`{subject}`: {parameters:,} parameters, {weights}, {horizon} x {dim}, {steps} DDIM steps"
-    )
+    text = "`{subject}`: {parameters:,} parameters, {weights}, {horizon} x {dim}, {steps}"
     weights = "trained" if rows[0]["trained"] else "random weights"
     return [
         "## {title}, {precision}".format(**rows[0]),
-        text.format(**rows[0], weights=weights) + ", batch 1.",
+        text.format(**rows[0], weights=weights) + " DDIM steps, batch 1.",
         table("", [shown(row) for row in rows if row["p50_ms"] is not None]),
         *("- {method_title} ({engine}): {note}".format(**row) for row in rows if row["note"]),
     ]
