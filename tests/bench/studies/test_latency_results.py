@@ -15,7 +15,7 @@ from muninn.errors import InputError
 from muninn_bench.measure import machine
 from muninn_bench.measure.parts import host_parts
 from muninn_bench.report.table import read_csv, write_csv
-from muninn_bench.studies.latency import profile
+from muninn_bench.studies.latency import checks, profile
 from muninn_bench.studies.latency.measure import add_ratios
 from muninn_bench.studies.latency.page import (
     outside_network,
@@ -257,6 +257,16 @@ def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [found for found in after if found["subject"] == "transformer-fp32"] == others
     with pytest.raises(InputError, match="no method fastest"):
         study.run_latency(*arguments, methods=["fastest"])
+
+
+def test_checks_are_timed_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VARIANTS, "maze2d-fp32", lambda device, calls: tiny())
+    (found,) = checks.run_checks(tmp_path, "cpu", 3, "a test")
+    assert read_csv(tmp_path / "checks_cpu.csv") == [found]
+    assert (found["evaluations"], found["calls"]) == (checks.EVALUATIONS, 3)
+    ratio = found["checked_ms_p50"] / found["without_ms_p50"]
+    assert found["cost_share"] == pytest.approx(ratio - 1.0)
+    assert found["checks_alone_us_p50"] > 0.0
 
 
 @pytest.mark.gpu
