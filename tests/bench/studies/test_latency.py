@@ -13,14 +13,12 @@ import torch
 import muninn.engines.graphs
 import muninn_bench.measure.graphed
 from graph_cases import Replayed
-from latency_cases import CONFIG, DEVICE, TINY, row, tiny
+from latency_cases import DEVICE, TINY, row, tiny
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn.progress import bars
 from muninn_bench.measure import machine
-from muninn_bench.networks.half import halve
-from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.studies.latency.measure import (
     add_ratios,
@@ -65,30 +63,6 @@ def test_the_wide_unets_have_63_million_parameters() -> None:
             network = TemporalUnet(config, Schedule.cosine(100), horizon)
         count = sum(parameter.numel() for parameter in network.parameters())
         assert count == pytest.approx(63e6, rel=0.005)
-
-
-@pytest.mark.parametrize("kind", ["unet", "transformer"])
-def test_half_precision_stays_inside_the_network(kind: str) -> None:
-    torch.manual_seed(0)
-    schedule, small = Schedule.cosine(20), TransformerConfig(width=24, blocks=4, heads=2)
-
-    def build() -> TemporalUnet | TrajectoryTransformer:
-        torch.manual_seed(1)
-        if kind == "unet":
-            return TemporalUnet(CONFIG, schedule, 16).requires_grad_(False)
-        return TrajectoryTransformer(small, schedule, 16).requires_grad_(False)
-
-    whole, half = build(), halve(build())
-    x, t = torch.randn(2, 16, 6), torch.tensor([3, 17])
-    found = half(x, t)
-    assert found.dtype == torch.float32
-    assert {p.dtype for p in half.time.parameters()} == {torch.float32}
-    assert half.project_in.weight.dtype == half.project_out.weight.dtype == torch.float16
-    assert half.skip.dtype == torch.float32
-    assert not torch.equal(found, whole(x, t))  # it did compute in half precision
-    torch.testing.assert_close(found, whole(x, t), atol=5e-3, rtol=0.0)
-    split = half.core(half.stem(x, t), x, t)  # as the paper's probe calls it
-    assert torch.equal(split, found)
 
 
 def test_random_networks_have_no_dead_branches_and_calls_are_reproducible() -> None:
