@@ -76,10 +76,10 @@ def soak(
     from muninn_bench.studies.latency.soak import run_soak
 
     for run in run_soak(out, device, calls, command_line()):
-        before, after = run.allocated_mb
+        before, after = run["allocated_mb"]
         console.print(
-            f"{run.program}, {run.engine}: {run.calls} calls, {run.changed} results changed, "
-            f"memory {before:.1f} -> {after:.1f} MB",
+            f"{run['program']}, {run['engine']}: {run['calls']} calls, {run['changed']} results "
+            f"changed, memory {before:.1f} -> {after:.1f} MB",
             highlight=False,
         )
 

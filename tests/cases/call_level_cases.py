@@ -4,39 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from muninn.certify.certificate import Bound, Certificate, library_versions
 from muninn.model.planner import Noise, Planner
-from muninn.programs.plan import Everywhere, Family, Program
+from muninn_bench.measure.uncalibrated import uncalibrated
 
 SHAPE = (8, 4)
 
 
-def certificate_for(planner: Planner, program: Program) -> Certificate:
-    """As if the program had been certified; its figures mean nothing."""
-    return Certificate(
-        identity=planner.identity(),
-        reference=None,
-        family=Family(program.forecast, (Everywhere(), program.plan), "test"),
-        member=1,
-        tolerance=1.0,
-        tolerance_name=None,
-        risk=0.05,
-        confidence=0.95,
-        unit="call",
-        loop="open",
-        metric="rms_step",
-        batch_size=1,
-        counts={"tune": 0, "certify": 99, "bound": 19},
-        seed=0,
-        realised=[],
-        estimates=np.array([0.0, 1e-3, 1.0]),
-        bound=Bound(np.array([0.0, 10.0]), np.array([0.0, 10.0]), 0.1),
-        versions=library_versions(),
-    )
+certificate_for = uncalibrated
 
 
 class Network(nn.Module):

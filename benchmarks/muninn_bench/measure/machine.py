@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,6 +59,21 @@ def release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def memory(device: torch.device) -> tuple[float, float, float]:
+    """MB held by tensors, held by PyTorch (graphs' pools included), and resident in the process.
+
+    On a CPU all three are the last one, which is 0 where the system does not tell.
+    """
+    statistics, resident = Path("/proc/self/statm"), 0.0
+    if statistics.is_file():
+        pages = int(statistics.read_text().split()[1])
+        resident = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    if device.type != "cuda":
+        return resident, resident, resident
+    allocated = torch.cuda.memory_allocated(device) / 2**20
+    return allocated, torch.cuda.memory_reserved(device) / 2**20, resident
 
 
 class Peak:

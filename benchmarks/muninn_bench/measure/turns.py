@@ -40,6 +40,7 @@ def take_turns(
     device: torch.device,
     strides: Sequence[int] | None = None,
     warm_strides: Sequence[int] | None = None,
+    before: Callable[[int], object] = lambda number: None,
     advance: Advance = lambda steps: None,
 ) -> list[list[Turn[Result]]]:
     """Timed calls of every run, all runs in every round, each round beginning with another.
@@ -50,6 +51,7 @@ def take_turns(
         device: waited for before and after each call.
         strides: run ``i`` takes part in every ``strides[i]``-th round; in all by default.
         warm_strides: the same while warming up; as when timed by default.
+        before: called with the number of each round before it, untimed: makes what the runs read.
         advance: called after every round.
     """
     if not runs or timed < 1:
@@ -58,6 +60,7 @@ def take_turns(
     warm = every if warm_strides is None else list(warm_strides)
     turns: list[list[Turn[Result]]] = [[] for _ in runs]
     for number in range(-warm_up, timed):
+        before(number)
         first = number % len(runs)
         for place in [*range(first, len(runs)), *range(first)]:
             # Shifted by place: else all slow runs would meet in the same rounds.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -15,15 +16,7 @@ from rich.table import Table
 from muninn.errors import InputError
 from muninn.files import write_whole
 
-Kept = TypeVar("Kept")
-
-_READ: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": lambda text: text == "True",
-    "float | None": lambda text: float(text) if text else None,
-}
+_WORDS = {"": None, "True": True, "False": False}
 
 
 def write_csv(path: Path, rows: Sequence[Any], digits: int | None = None) -> Path:
@@ -47,26 +40,24 @@ def write_csv(path: Path, rows: Sequence[Any], digits: int | None = None) -> Pat
     return path
 
 
-def read_csv(path: Path, kind: type[Kept]) -> list[Kept]:
-    """The rows of a file that :func:`write_csv` wrote from dataclasses; none if there is no file.
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that :func:`write_csv` wrote; none if there is no file.
 
-    Raises:
-        InputError: the file holds other columns.
+    Numbers, True and False are read as such, an empty entry as None.
     """
     if not path.is_file():
         return []
-    types = {entry.name: str(entry.type) for entry in fields(cast("Any", kind))}
     with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(types):
-            raise InputError(
-                f"{path} has columns {reader.fieldnames}, expected {list(types)}; it was written "
-                "by another version: remove it"
-            )
-        return [
-            kind(**{name: _READ[types[name]](text) for name, text in entry.items()})
-            for entry in reader
-        ]
+        return [{name: _value(text) for name, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _value(text: str) -> Any:
+    if text in _WORDS:
+        return _WORDS[text]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,36 +11,30 @@ import pytest
 import torch
 
 import muninn.engines.graphs
-import muninn_bench.studies.latency.methods
+import muninn_bench.measure.graphed
 from graph_cases import Replayed
-from latency_cases import CONFIG, DEVICE, TINY, row, tiny
+from latency_cases import DEVICE, TINY, row, tiny
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn.progress import bars
 from muninn_bench.measure import machine
-from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
-from muninn_bench.studies.latency.batches import measure_batch
-from muninn_bench.studies.latency.growth import measure_growth
-from muninn_bench.studies.latency.measure import add_ratios, measure_subject, prepare
-from muninn_bench.studies.latency.methods import (
-    EVERY,
-    FULL_EAGER,
-    FULL_GRAPH,
-    GATED_GRAPH,
-    NETWORK_GRAPH,
-    OWN_EAGER,
-    OWN_GRAPH,
-    STATIC_EAGER,
-    STATIC_GRAPH,
-    Method,
-    methods_for,
+from muninn_bench.studies.latency.measure import (
+    add_ratios,
+    measure_batch,
+    measure_growth,
+    measure_variant,
+    prepare,
 )
-from muninn_bench.studies.latency.precision import halve
-from muninn_bench.studies.latency.programs import OWN_TUNING_CALLS, Programs, bisect
+from muninn_bench.studies.latency.programs import OWN_TUNING_CALLS, TunedPrograms, bisect
 from muninn_bench.studies.latency.settings import CPU, CUDA, sizes
-from muninn_bench.studies.latency.subjects import WIDE, subject_names
+from muninn_bench.studies.latency.variants import WIDE, variant_names
+from muninn_bench.studies.latency.ways import (
+    EVERY,
+    Way,
+    ways_for,
+)
 
 
 @pytest.fixture
@@ -53,7 +47,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
         made.append(Replayed(function))
         return made[-1], made[-1].result
 
-    for module in (muninn.engines.graphs, muninn_bench.studies.latency.methods):
+    for module in (muninn.engines.graphs, muninn_bench.measure.graphed):
         monkeypatch.setattr(module, "capture", capture)
     monkeypatch.setattr(muninn.engines.graphs, "require_cuda", lambda planner: None)
     return made
@@ -69,30 +63,6 @@ def test_the_wide_unets_have_63_million_parameters() -> None:
             network = TemporalUnet(config, Schedule.cosine(100), horizon)
         count = sum(parameter.numel() for parameter in network.parameters())
         assert count == pytest.approx(63e6, rel=0.005)
-
-
-@pytest.mark.parametrize("kind", ["unet", "transformer"])
-def test_half_precision_stays_inside_the_network(kind: str) -> None:
-    torch.manual_seed(0)
-    schedule, small = Schedule.cosine(20), TransformerConfig(width=24, blocks=4, heads=2)
-
-    def build() -> TemporalUnet | TrajectoryTransformer:
-        torch.manual_seed(1)
-        if kind == "unet":
-            return TemporalUnet(CONFIG, schedule, 16).requires_grad_(False)
-        return TrajectoryTransformer(small, schedule, 16).requires_grad_(False)
-
-    whole, half = build(), halve(build())
-    x, t = torch.randn(2, 16, 6), torch.tensor([3, 17])
-    found = half(x, t)
-    assert found.dtype == torch.float32
-    assert {p.dtype for p in half.time.parameters()} == {torch.float32}
-    assert half.project_in.weight.dtype == half.project_out.weight.dtype == torch.float16
-    assert half.skip.dtype == torch.float32
-    assert not torch.equal(found, whole(x, t))  # it did compute in half precision
-    torch.testing.assert_close(found, whole(x, t), atol=5e-3, rtol=0.0)
-    split = half.core(half.stem(x, t), x, t)  # as the paper's probe calls it
-    assert torch.equal(split, found)
 
 
 def test_random_networks_have_no_dead_branches_and_calls_are_reproducible() -> None:
@@ -119,15 +89,15 @@ def test_bisection_finds_the_largest_threshold_that_still_asks_for_the_evaluatio
 
 
 def test_programs_spend_what_they_are_given() -> None:
-    programs = Programs(tiny(), 5)
-    context, noise = programs.subject.batch(4)
+    programs = TunedPrograms(tiny(), 5)
+    context, noise = programs.variant.batch(4)
     for program in (programs.static, programs.gated):
         runtime = Runtime(programs.planner, program, on_failure="error")
         _, record = runtime(context, noise=noise)
         assert record.evaluations.tolist() == [5] * 4
     assert programs.capped(2.0).plan.cap == 10  # type: ignore[attr-defined]
     assert programs.gated_own.plan.cap == 8  # type: ignore[attr-defined]
-    context, noise = programs.subject.batch(OWN_TUNING_CALLS)
+    context, noise = programs.variant.batch(OWN_TUNING_CALLS)
     _, record = Runtime(programs.planner, programs.gated_own)(context, noise=noise)
     assert 5.0 <= record.evaluations.mean() <= 6.5
     _, record = programs.paper(context, noise=noise)
@@ -135,30 +105,33 @@ def test_programs_spend_what_they_are_given() -> None:
 
 
 def test_methods_on_a_cpu_and_in_graphs(captures: list[Replayed]) -> None:
-    programs = Programs(replace(tiny(), trained=True), 5)
-    cpu = methods_for(programs, graphed=False, compiled=True)
-    cuda = methods_for(programs, graphed=True, compiled=True)
+    programs = TunedPrograms(replace(tiny(), trained=True), 5)
+    cpu = ways_for(programs, graphed=False, compiled=True)
+    cuda = ways_for(programs, graphed=True, compiled=True)
     for methods in (cpu, cuda):
-        assert methods[0].name == FULL_EAGER
+        assert methods[0].name == "full-eager"
         assert len({method.name for method in methods}) == len(methods)
     assert {method.name for method in [*cpu, *cuda]} == set(EVERY)
     assert not any("graph" in method.engine for method in cpu)
-    untrained = methods_for(Programs(tiny(), 5), graphed=True, compiled=True)
-    assert {m.name for m in cuda} - {m.name for m in untrained} == {OWN_EAGER, OWN_GRAPH}
+    untrained = ways_for(TunedPrograms(tiny(), 5), graphed=True, compiled=True)
+    assert {m.name for m in cuda} - {m.name for m in untrained} == {
+        "gated-own-eager",
+        "gated-own-graph",
+    }
 
 
 def test_a_method_in_a_graph_gives_the_plans_of_the_eager_one(captures: list[Replayed]) -> None:
-    programs = Programs(replace(tiny(), trained=True), 5)
-    graphed = {m.name: m for m in methods_for(programs, graphed=True, compiled=False)}
-    eager = {m.name: m for m in methods_for(programs, graphed=False, compiled=False)}
+    programs = TunedPrograms(replace(tiny(), trained=True), 5)
+    graphed = {m.name: m for m in ways_for(programs, graphed=True, compiled=False)}
+    eager = {m.name: m for m in ways_for(programs, graphed=False, compiled=False)}
     for name, own in graphed.items():
         if own.engine != "graph":
             continue
         run = own.make()
         reference = eager[name.replace("-graph", "-eager")].make()
         for call in (0, 1):  # the second replays what the first captured
-            found, record = run(*programs.subject.call(call))
-            expected, twin = reference(*programs.subject.call(call))
+            found, record = run(*programs.variant.call(call))
+            expected, twin = reference(*programs.variant.call(call))
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
             assert record.evaluations.tolist() == twin.evaluations.tolist()
     assert captures
@@ -167,19 +140,19 @@ def test_a_method_in_a_graph_gives_the_plans_of_the_eager_one(captures: list[Rep
 @pytest.mark.slow
 def test_a_compiled_method_gives_the_plans_of_the_eager_one() -> None:
     """Alternatives too: they run on every engine, and in the layout, that the static plan has."""
-    programs = Programs(tiny(), 5)
-    methods = {m.name: m for m in methods_for(programs, graphed=False, compiled=True)}
+    programs = TunedPrograms(tiny(), 5)
+    methods = {m.name: m for m in ways_for(programs, graphed=False, compiled=True)}
     for way in ("full", "few", "dpm", "static"):
-        expected, _ = methods[f"{way}-eager"].make()(*programs.subject.call(0))
+        expected, _ = methods[f"{way}-eager"].make()(*programs.variant.call(0))
         for engine in ("compiled", "last"):
-            found, record = methods[f"{way}-{engine}"].make()(*programs.subject.call(0))
+            found, record = methods[f"{way}-{engine}"].make()(*programs.variant.call(0))
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
             assert record.evaluations.tolist() == [16 if way == "full" else 5]
 
 
 def test_alternatives_have_every_engine_of_the_static_plan(captures: list[Replayed]) -> None:
     for graphed in (False, True):
-        methods = methods_for(Programs(tiny(), 5), graphed=graphed, compiled=True)
+        methods = ways_for(TunedPrograms(tiny(), 5), graphed=graphed, compiled=True)
         engines: dict[str, set[str]] = {}
         for method in methods:
             way, _, engine = method.name.partition("-")
@@ -190,8 +163,8 @@ def test_alternatives_have_every_engine_of_the_static_plan(captures: list[Replay
 
 
 def test_full_and_static_plans_are_one_graph_each(captures: list[Replayed]) -> None:
-    methods = {m.name: m for m in methods_for(Programs(tiny(), 5), graphed=True, compiled=False)}
-    for place, name in enumerate((FULL_GRAPH, STATIC_GRAPH)):
+    methods = {m.name: m for m in ways_for(TunedPrograms(tiny(), 5), graphed=True, compiled=False)}
+    for place, name in enumerate(("full-graph", "static-graph")):
         run = methods[name].make()
         for call in (0, 1):
             run(*tiny().call(call))
@@ -203,26 +176,26 @@ def test_full_and_static_plans_are_one_graph_each(captures: list[Replayed]) -> N
 
 def test_a_subject_is_measured_with_every_method(captures: list[Replayed]) -> None:
     subject = tiny()
-    methods = methods_for(Programs(subject, 5), graphed=True, compiled=False)
+    methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)
     with bars(False) as task:
-        rows, calls = measure_subject(subject, methods, TINY, task)
-    assert [row.method for row in rows] == [method.name for method in methods]
-    assert all(row.note == "" and row.calls == TINY.timed for row in rows)
-    by_name = {row.method: row for row in rows}
-    full, static = by_name[FULL_EAGER], by_name[STATIC_GRAPH]
-    assert full.evaluations == 16.0
-    assert full.deviation_p95 == 0.0 == by_name[FULL_GRAPH].deviation_p95
-    assert full.warm_up == TINY.warm_up + TINY.calls
-    assert static.warm_up == TINY.warm_up
-    assert static.evaluations == by_name[GATED_GRAPH].evaluations == 5.0
-    assert static.deviation_p95 > 0.0  # type: ignore[operator]
-    assert by_name[NETWORK_GRAPH].deviation_p95 is None  # no plan
-    assert static.memory_mb is None  # a CPU says nothing about it
-    own = [call for call in calls if call.method == STATIC_GRAPH]
-    assert [call.call for call in own] == [0, 1, 0, 1]
-    assert static.p50_ms == pytest.approx(np.median([call.ms for call in own]))
-    assert static.deviation_p95 == pytest.approx(
-        np.quantile([call.deviation for call in own], 0.95)
+        rows, calls = measure_variant(subject, methods, TINY, task)
+    assert [row["method"] for row in rows] == [method.name for method in methods]
+    assert all(row["note"] == "" and row["calls"] == TINY.timed for row in rows)
+    by_name = {row["method"]: row for row in rows}
+    full, static = by_name["full-eager"], by_name["static-graph"]
+    assert full["evaluations"] == 16.0
+    assert full["deviation_p95"] == 0.0 == by_name["full-graph"]["deviation_p95"]
+    assert full["warm_up"] == TINY.warm_up + TINY.calls
+    assert static["warm_up"] == TINY.warm_up
+    assert static["evaluations"] == by_name["gated-graph"]["evaluations"] == 5.0
+    assert static["deviation_p95"] > 0.0
+    assert by_name["network-graph"]["deviation_p95"] is None  # no plan
+    assert static["memory_mb"] is None  # a CPU says nothing about it
+    own = [call for call in calls if call["method"] == "static-graph"]
+    assert [call["call"] for call in own] == [0, 1, 0, 1]
+    assert static["p50_ms"] == pytest.approx(np.median([call["ms"] for call in own]))
+    assert static["deviation_p95"] == pytest.approx(
+        np.quantile([call["deviation"] for call in own], 0.95)
     )
 
 
@@ -231,20 +204,20 @@ def test_graphs_are_warmed_up_in_every_round_and_slow_eager_calls_in_some(
 ) -> None:
     settings = replace(TINY, warm_up=8, turn_seconds=1e-9, longest_stride=4)  # all calls are long
     subject = tiny()
-    methods = methods_for(Programs(subject, 5), graphed=True, compiled=False)
-    methods = [m for m in methods if m.name in (FULL_EAGER, STATIC_EAGER, STATIC_GRAPH)]
+    methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)
+    methods = [m for m in methods if m.name in ("full-eager", "static-eager", "static-graph")]
     with bars(False) as task:
-        full, eager, graph = measure_subject(subject, methods, settings, task)[0]
-    assert (full.warm_up, eager.warm_up, graph.warm_up) == (2 + settings.calls, 2, 8)
-    assert (full.calls, eager.calls, graph.calls) == (1, 1, 1)  # of four timed rounds
+        full, eager, graph = measure_variant(subject, methods, settings, task)[0]
+    assert (full["warm_up"], eager["warm_up"], graph["warm_up"]) == (2 + settings.calls, 2, 8)
+    assert (full["calls"], eager["calls"], graph["calls"]) == (1, 1, 1)  # of four timed rounds
 
 
 def test_ratios_by_hand() -> None:
-    rows = [row(FULL_EAGER, 600.0), row(FULL_GRAPH, 180.0), row(STATIC_GRAPH, 40.0)]
+    rows = [row("full-eager", 600.0), row("full-graph", 180.0), row("static-graph", 40.0)]
     rows = add_ratios([*rows, row("dpm-graph", None)])
-    assert [found.over_eager for found in rows] == [1.0, pytest.approx(600 / 180), 15.0, None]
-    assert [found.over_graph for found in rows] == [pytest.approx(0.3), 1.0, 4.5, None]
-    assert add_ratios([row(FULL_EAGER, 5.0)])[0].over_graph is None
+    assert [found["over_eager"] for found in rows] == [1.0, pytest.approx(600 / 180), 15.0, None]
+    assert [found["over_graph"] for found in rows] == [pytest.approx(0.3), 1.0, 4.5, None]
+    assert add_ratios([row("full-eager", 5.0)])[0]["over_graph"] is None
 
 
 def test_a_method_that_cannot_run_is_noted_and_the_others_are_measured() -> None:
@@ -252,31 +225,31 @@ def test_a_method_that_cannot_run_is_noted_and_the_others_are_measured() -> None
         raise RuntimeError("no compiler was found\nand much more")
 
     subject = tiny()
-    methods = methods_for(Programs(subject, 5), graphed=False, compiled=False)[:1]
-    methods.append(Method("full-compiled", "Full", "compiled", refuse))
+    methods = ways_for(TunedPrograms(subject, 5), graphed=False, compiled=False)[:1]
+    methods.append(Way("full-compiled", "Full", "compiled", refuse))
     with bars(False) as task:
-        rows, calls = measure_subject(subject, methods, TINY, task)
-    assert rows[1].note == "skipped (RuntimeError: no compiler was found)"
-    assert rows[1].p50_ms is None
-    assert {call.method for call in calls} == {FULL_EAGER}
+        rows, calls = measure_variant(subject, methods, TINY, task)
+    assert rows[1]["note"] == "skipped (RuntimeError: no compiler was found)"
+    assert rows[1]["p50_ms"] is None
+    assert {call["method"] for call in calls} == {"full-eager"}
     with bars(False) as task, pytest.raises(InputError, match="first method"):
-        measure_subject(subject, methods[1:], TINY, task)
+        measure_variant(subject, methods[1:], TINY, task)
     assert prepare(methods[1], subject.call(0), DEVICE).run is None
 
 
 @pytest.mark.parametrize("graphed", [False, True])
 def test_batches_and_growth(captures: list[Replayed], graphed: bool) -> None:
     with bars(False) as task:
-        batches = measure_batch(Programs(tiny(), 5), 3, TINY, task, graphed=graphed)
+        batches = measure_batch(TunedPrograms(tiny(), 5), 3, TINY, task, graphed=graphed)
         cells = measure_growth(TINY, DEVICE, task, graphed=graphed)
-    fulls = [found.p50_ms for found in batches if found.method == "full"]
+    fulls = [found["p50_ms"] for found in batches if found["method"] == "full"]
     assert len(fulls) == 1 + graphed
     for found in batches:
-        assert found.plans_per_second == pytest.approx(1e3 * 3 / found.p50_ms)
-        assert found.over_full == pytest.approx(min(fulls) / found.p50_ms)
-        assert found.ideal == pytest.approx(16 / found.evaluations)
-    assert [found.evaluations for found in batches if found.method == "static"] == [5.0]
-    assert [(cell.axis, cell.value, cell.evaluations) for cell in cells] == [
+        assert found["plans_per_second"] == pytest.approx(1e3 * 3 / found["p50_ms"])
+        assert found["over_full"] == pytest.approx(min(fulls) / found["p50_ms"])
+        assert found["ideal"] == pytest.approx(16 / found["evaluations"])
+    assert [found["evaluations"] for found in batches if found["method"] == "static"] == [5.0]
+    assert [(cell["axis"], cell["value"], cell["evaluations"]) for cell in cells] == [
         ("base", 0, 2),
         ("steps", 20, 4),
     ]
@@ -289,10 +262,10 @@ def test_what_cannot_be_captured_is_not_timed_as_full_compute(
     def refuse(*_: Any) -> Any:
         raise RuntimeError("not permitted")
 
-    for module in (muninn.engines.graphs, muninn_bench.studies.latency.methods):
+    for module in (muninn.engines.graphs, muninn_bench.measure.graphed):
         monkeypatch.setattr(module, "capture", refuse)
     subject = tiny()
-    methods = methods_for(Programs(subject, 5), graphed=True, compiled=False)
+    methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)
     graphed = [method for method in methods if method.engine == "graph"]
     assert graphed
     for method in graphed:
@@ -311,7 +284,7 @@ def test_devices_and_settings() -> None:
     assert CUDA.lighter().warm_up == 50
     assert min(CUDA.batch_timed, CPU.batch_timed) >= 10
     assert sizes("cuda", quick=True).timed < sizes("cpu", quick=False).timed
-    assert subject_names("cpu", None) == ("maze2d-fp32", "transformer-fp32")
-    assert subject_names("cuda", ("maze2d-fp16", "unet63m-fp16"))[0] == "unet63m-fp16"
+    assert variant_names("cpu", None) == ("maze2d-fp32", "transformer-fp32")
+    assert variant_names("cuda", ("maze2d-fp16", "unet63m-fp16"))[0] == "unet63m-fp16"
     with pytest.raises(InputError, match="choose from maze2d-fp32"):
-        subject_names("cpu", ("unet63m-fp16",))
+        variant_names("cpu", ("unet63m-fp16",))

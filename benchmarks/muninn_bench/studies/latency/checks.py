@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +11,19 @@ import numpy as np
 import torch
 
 from muninn.certify.cached import CachedPlanner, cache
-from muninn.certify.certificate import Bound, Certificate, library_versions
 from muninn.certify.examine import CALLS, examine
-from muninn.context import Context, form
+from muninn.context import Context
 from muninn.engines.layout import channels_last
-from muninn.model.planner import Engine, Planner
+from muninn.model.planner import Engine
 from muninn.programs.anchors import spread_steps
 from muninn.programs.forecast import Forecast
-from muninn.programs.plan import Everywhere, Family, Static
+from muninn.programs.plan import Program, Static
 from muninn_bench.measure.machine import hardware
 from muninn_bench.measure.turns import take_turns
-from muninn_bench.studies.latency.subjects import BUILDERS, Subject
+from muninn_bench.measure.uncalibrated import uncalibrated
+from muninn_bench.report.table import write_csv
+from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.variants import VARIANTS, TimedVariant
 from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
 
 EVALUATIONS = 6
@@ -46,79 +46,50 @@ class Unchecked(CachedPlanner):
         return lambda: None
 
 
-def deployed(planner: Planner, subject: Subject) -> CachedPlanner:
-    """A planner as a certificate lets it run; the certificate's figures mean nothing."""
-    anchors = spread_steps(len(planner.sampler), EVALUATIONS)
-    context, noise = subject.batch(CALLS)
-    examined = examine(replace(planner, engine="eager"), context, noise, CALLS)
-    certificate = Certificate(
-        identity=planner.identity(),
-        reference=None,
-        family=Family(Forecast("sample", 1), (Everywhere(), Static(anchors)), "static"),
-        member=1,
-        tolerance=1.0,
-        tolerance_name=None,
-        risk=0.05,
-        confidence=0.95,
-        unit="call",
-        loop="open",
-        metric="rms_step",
-        batch_size=CALLS,
-        counts={"tune": 0, "certify": 0, "bound": 0},
-        seed=0,
-        realised=[],
-        estimates=np.zeros(1),
-        bound=Bound(np.zeros(1), np.zeros(1), 0.0),
-        versions=library_versions(),
-        form=form(context),
-        questions=examined.questions,
-    )
-    return cache(planner, certificate)
-
-
-def measure_checks(subject: Subject, engine: Engine, layout: bool, timed: int) -> dict[str, Any]:
+def measure_checks(variant: TimedVariant, engine: Engine, layout: bool, timed: int) -> Row:
     """Milliseconds of calls with and without checks, and microseconds that the checks take."""
-    planner = replace(subject.planner, engine=engine)
+    planner = variant.planner
     if layout:
-        planner = replace(planner, denoiser=InpaintedDenoiser(channels_last(subject.network)))
-    fast = deployed(planner, subject)
+        planner = replace(planner, denoiser=InpaintedDenoiser(channels_last(variant.network)))
+    context, noise = variant.batch(CALLS)
+    asked = examine(planner, context, noise, CALLS).questions
+    planner = replace(planner, engine=engine)
+    plan = Static(spread_steps(len(planner.sampler), EVALUATIONS))
+    certificate = uncalibrated(planner, Program(Forecast("sample", 1), plan), context)
+    fast = cache(planner, replace(certificate, questions=asked))
     plain = Unchecked(planner, fast.certificate)
-    calls = [subject.call(index) for index in range(4)]
+    calls = [variant.call(number) for number in range(4)]
 
-    def run(way: Callable[..., Any]) -> Callable[[int], Any]:
+    def run(way: CachedPlanner) -> Callable[[int], object]:
         return lambda number: way(calls[number % 4][0], noise=calls[number % 4][1])[0]
 
-    turns = take_turns([run(plain), run(fast)], warm_up=10, timed=timed, device=planner.device)
-    without, checked = (1e3 * np.array([turn.seconds for turn in each]) for each in turns)
-    seconds = []
-    for _ in range(timed):
-        began = time.perf_counter()
+    def check(number: int) -> None:
         fast.misfit(calls[0][0], 1)
         assert fast.reason is None
-        seconds.append(time.perf_counter() - began)
+
+    turns = take_turns([run(plain), run(fast)], warm_up=10, timed=timed, device=planner.device)
+    host = torch.device("cpu")  # nobody waits for the device between the checks
+    turns += take_turns([check], warm_up=0, timed=timed, device=host)
+    without, checked, alone = (np.array([turn.seconds for turn in own]) for own in turns)
     return {
-        "planner": subject.name,
+        "planner": variant.name,
         "engine": engine + (", channels last" if layout else ""),
         "evaluations": EVALUATIONS,
         "calls": timed,
-        "without_ms_p50": float(np.median(without)),
-        "checked_ms_p50": float(np.median(checked)),
+        "without_ms_p50": float(1e3 * np.median(without)),
+        "checked_ms_p50": float(1e3 * np.median(checked)),
         "cost_share": float(np.median(checked) / np.median(without) - 1.0),
-        "paired_us_p50": float(1e3 * np.median(checked - without)),
-        "checks_alone_us_p50": float(1e6 * np.median(seconds)),
+        "paired_us_p50": float(1e6 * np.median(checked - without)),
+        "checks_alone_us_p50": float(1e6 * np.median(alone)),
         "hardware": hardware(planner.device),
     }
 
 
-def run_checks(out: Path, device: str, timed: int, command: str) -> list[dict[str, Any]]:
+def run_checks(out: Path, device: str, timed: int, command: str) -> list[Row]:
     """Measure every case of a device into ``checks_DEVICE.csv``."""
     rows = []
     for name, engine, layout in CASES[device]:
-        subject = BUILDERS[name](torch.device(device), CALLS)
-        rows.append({**measure_checks(subject, engine, layout, timed), "command": command})
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / f"checks_{device}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+        variant = VARIANTS[name](torch.device(device), CALLS)
+        rows.append({**measure_checks(variant, engine, layout, timed), "command": command})
+    write_csv(out / f"checks_{device}.csv", rows)
     return rows

@@ -1,196 +1,260 @@
-"""One subject at batch 1: all methods in one run, taking turns, against Full eager."""
+"""Time planners, everything in turns: at batch 1 in all ways, on batches, and on growing sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from muninn.certify.metrics import measure, rms_step
+from muninn.engines.rounds import RoundRuntime
 from muninn.errors import InputError
-from muninn.model.planner import Noise
-from muninn.progress import Task
+from muninn.model.planner import Engine, Noise
+from muninn.progress import Advance, Task
 from muninn.record import Record
-from muninn_bench.measure.machine import hardware, peak_memory
-from muninn_bench.measure.protocol import Run
-from muninn_bench.measure.turns import Spread, Turn, take_turns, time_call
-from muninn_bench.studies.latency.methods import FULL_EAGER, FULL_GRAPH, Method
-from muninn_bench.studies.latency.rows import Call, Row
+from muninn_bench.measure.machine import hardware, peak_memory, release
+from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.measure.turns import Spread, take_turns, time_call
+from muninn_bench.networks.unet import UnetConfig
+from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.settings import Settings
-from muninn_bench.studies.latency.subjects import Subject
+from muninn_bench.studies.latency.variants import Precision, TimedVariant, random_variant
+from muninn_bench.studies.latency.ways import Way, as_run, run_program
 
-Outcome = tuple[Tensor, Record]
+WARM_UP = 2  # of batches and growth: the first call captures
+SHARE = 5  # one evaluation for so many steps
+CAPS = {"gated": 1.5, "gated, loose cap": 2.0}
+"""Gates by the ratio of their cap to the static plan's evaluations: a batch lasts as long as its
+slowest row, so the cap decides what a batch costs."""
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A method that has run, or why it cannot.
+class Prepared(NamedTuple):
+    """A way that has run, or a note why it cannot."""
 
-    Attributes:
-        run: the method, or None.
-        seconds: of its second call.
-        memory: most memory of its first two calls beyond what was there, MB.
-        note: why there is no ``run``.
-    """
-
-    method: Method
+    way: Way
     run: Run | None
-    seconds: float = 0.0
-    memory: float | None = None
+    seconds: float = 0.0  # of the second call
+    memory: float | None = None  # most of the first two calls beyond what was there, MB
     note: str = ""
 
 
-def prepare(method: Method, call: tuple[Tensor, Noise], device: torch.device) -> Prepared:
-    """Build a method and run it twice: the first call compiles or captures."""
+def prepare(way: Way, call: tuple[Tensor, Noise], device: torch.device) -> Prepared:
+    """Build a way and run it twice: the first call compiles or captures."""
     try:
-        run = method.make()
+        run = way.make()
         with peak_memory(device) as peak:
             run(*call)
             seconds, _ = time_call(lambda: run(*call), device)
     except Exception as error:  # a compiler or a library that is missing must not cost the rest
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
-        return Prepared(method, None, note=f"skipped ({reason[:160]})")
-    return Prepared(method, run, seconds, peak.megabytes)
+        first_line = str(error).strip().partition("\n")[0]
+        reason = f"{type(error).__name__}: {first_line}"
+        return Prepared(way, None, note=f"skipped ({reason[:160]})")
+    return Prepared(way, run, seconds, peak.megabytes)
 
 
-def measure_subject(
-    subject: Subject, methods: Sequence[Method], settings: Settings, task: Task
-) -> tuple[list[Row], list[Call]]:
-    """Rows of all methods and every timed call.
+def measure_variant(
+    variant: TimedVariant, ways: Sequence[Way], settings: Settings, task: Task
+) -> tuple[list[Row], list[Row]]:
+    """Rows of all ways at batch 1, Full eager first, and of every timed call.
 
     Full eager plans every distinct call once before, which warms it up and gives the plans that
     deviations are measured from.
-
-    Args:
-        subject: the planner and its calls.
-        methods: Full eager first.
-        settings: how much.
-        task: progress bars.
     """
-    if not methods or methods[0].name != FULL_EAGER:
-        raise InputError(f"the first method is {FULL_EAGER}, the reference of all others")
-    device = subject.planner.device
-    calls = [subject.call(index) for index in range(settings.calls)]
-    advance = task(f"{subject.name}: references", settings.calls)
-    full = methods[0].make()
-    references = []
+    if not ways or ways[0].name != "full-eager":
+        raise InputError("the first method is full-eager, the reference of all others")
+    device, count = variant.planner.device, settings.calls
+    calls = [variant.call(number) for number in range(count)]
+    advance = task(f"{variant.name}: references", count)
+    run, references = ways[0].make(), []
     for call in calls:
-        references.append(full(*call)[0])
+        references.append(run(*call)[0])
         advance(1)
-    advance = task(f"{subject.name}: prepare", len(methods))
+    advance = task(f"{variant.name}: prepare", len(ways))
     prepared = []
-    for method in methods:
-        prepared.append(prepare(method, calls[0], device))
+    for way in ways:
+        prepared.append(prepare(way, calls[0], device))
         advance(1)
     if prepared[0].run is None:
-        raise InputError(f"full compute of {subject.name} does not run: {prepared[0].note}")
-    able = [entry for entry in prepared if entry.run is not None]
-    strides = [settings.stride(entry.seconds) for entry in able]
-    # A graph or a compiled network is slow to settle and quick to run; eager calls are neither.
-    warm = [
-        stride if entry.method.engine == "eager" else 1
-        for entry, stride in zip(able, strides, strict=True)
-    ]
+        raise InputError(f"full compute of {variant.name} does not run: {prepared[0].note}")
+    warm_up = Counter({"full-eager": count})
+
+    def at(name: str, run: Run) -> Callable[[int], tuple[Tensor, Record]]:
+        def turn(number: int) -> tuple[Tensor, Record]:
+            warm_up[name] += number < 0
+            return run(*calls[number % count])
+
+        return turn
+
+    able = [each for each in prepared if each.run]
+    strides = {each.way: settings.stride(each.seconds) for each in able}
     turns = take_turns(
-        [_at(entry, calls) for entry in able],
+        [at(each.way.name, each.run) for each in able if each.run],
         warm_up=settings.warm_up,
         timed=settings.timed,
         device=device,
-        strides=strides,
-        warm_strides=warm,
-        advance=task(f"{subject.name}: time", settings.warm_up + settings.timed),
+        strides=list(strides.values()),
+        # A graph or a compiled network is slow to settle and quick to run; eager calls are neither.
+        warm_strides=[stride if way.engine == "eager" else 1 for way, stride in strides.items()],
+        advance=task(f"{variant.name}: time", settings.warm_up + settings.timed),
     )
-    rows, kept = [], []
-    for entry in prepared:
-        own: list[Turn[Outcome]] = []
-        warm_up = 0
-        if entry.run is not None:
-            place = able.index(entry)
-            own = turns[place]
-            warm_up = sum(
-                (number + place) % warm[place] == 0 for number in range(-settings.warm_up, 0)
-            )
-        found = _calls(subject, entry.method, own, references)
-        extra = settings.calls if entry.method.name == FULL_EAGER else 0
-        rows.append(_row(subject, entry, found, warm_up + extra))
-        kept += found
-    return add_ratios(rows), kept
+    kept: dict[str, list[Row]] = {way.name: [] for way in ways}
+    for each, own in zip(able, turns, strict=True):
+        for turn in own:
+            (trajectory, record), number = turn.result, turn.round % count
+            alone = each.way.name.startswith("network-")  # evaluations that make no plan
+            full = references[number]
+            timed = {
+                "subject": variant.name,
+                "method": each.way.name,
+                "round": turn.round,
+                "call": number,
+                "ms": 1e3 * turn.seconds,
+                "evaluations": int(record.evaluations[0]),
+                "deviation": None if alone else float(measure(rms_step, full, trajectory)[0]),
+            }
+            kept[each.way.name].append(timed)
+    rows = [_row(variant, each, kept[each.way.name], warm_up[each.way.name]) for each in prepared]
+    return add_ratios(rows), [row for own in kept.values() for row in own]
 
 
-def _at(entry: Prepared, calls: list[tuple[Tensor, Noise]]) -> Callable[[int], Outcome]:
-    run = entry.run
-    assert run is not None
-    return lambda number: run(*calls[number % len(calls)])
+def _row(variant: TimedVariant, prepared: Prepared, calls: Sequence[Row], warm_up: int) -> Row:
+    spread = Spread.of([1e-3 * call["ms"] for call in calls]) if calls else None
+    deviations = [call["deviation"] for call in calls if call["deviation"] is not None]
+    horizon, dim = variant.planner.shape
+    return {
+        "subject": variant.name,
+        "title": variant.title,
+        "parameters": variant.parameters,
+        "precision": variant.precision,
+        "trained": variant.trained,
+        "horizon": horizon,
+        "dim": dim,
+        "steps": len(variant.planner.sampler),
+        "method": prepared.way.name,
+        "method_title": prepared.way.title,
+        "engine": prepared.way.engine,
+        "evaluations": float(np.mean([call["evaluations"] for call in calls])) if calls else None,
+        "p50_ms": spread and spread.p50,
+        "p99_ms": spread and spread.p99,
+        "max_ms": spread and spread.max,
+        "calls": len(calls),
+        "warm_up": warm_up,
+        "deviation_p95": float(np.quantile(deviations, 0.95)) if deviations else None,
+        "memory_mb": prepared.memory,
+        "over_eager": None,
+        "over_graph": None,
+        "hardware": hardware(variant.planner.device),
+        "note": prepared.note,
+    }
 
 
-def _calls(
-    subject: Subject, method: Method, turns: list[Turn[Outcome]], references: list[Tensor]
-) -> list[Call]:
-    kept = []
-    for turn in turns:
-        trajectory, record = turn.result
-        at = turn.round % len(references)
-        deviation = None
-        if method.plans:
-            deviation = float(measure(rms_step, references[at], trajectory)[0])
-        kept.append(
-            Call(
-                subject.name,
-                method.name,
-                turn.round,
-                at,
-                1e3 * turn.seconds,
-                int(record.evaluations[0]),
-                deviation,
-            )
-        )
-    return kept
+def add_ratios(rows: Sequence[Row]) -> list[Row]:
+    """The rows of one planner with their speed-ups over Full eager and over Full in one graph."""
+    medians = {row["method"]: row["p50_ms"] for row in rows}
+
+    def over(engine: str, row: Row) -> float | None:
+        full, own = medians.get(f"full-{engine}"), row["p50_ms"]
+        return None if full is None or own is None else float(full / own)
+
+    return [row | {f"over_{on}": over(on, row) for on in ("eager", "graph")} for row in rows]
 
 
-def _row(subject: Subject, entry: Prepared, calls: list[Call], warm_up: int) -> Row:
-    spread = Spread.of([1e-3 * call.ms for call in calls]) if calls else None
-    deviations = [call.deviation for call in calls if call.deviation is not None]
-    horizon, dim = subject.planner.shape
-    return Row(
-        subject=subject.name,
-        title=subject.title,
-        parameters=subject.parameters,
-        precision=subject.precision,
-        trained=subject.trained,
-        horizon=horizon,
-        dim=dim,
-        steps=len(subject.planner.sampler),
-        method=entry.method.name,
-        method_title=entry.method.title,
-        engine=entry.method.engine,
-        evaluations=float(np.mean([call.evaluations for call in calls])) if calls else None,
-        p50_ms=spread.p50 if spread else None,
-        p99_ms=spread.p99 if spread else None,
-        max_ms=spread.max if spread else None,
-        calls=len(calls),
-        warm_up=warm_up,
-        deviation_p95=float(np.quantile(deviations, 0.95)) if deviations else None,
-        memory_mb=entry.memory,
-        over_eager=None,
-        over_graph=None,
-        hardware=hardware(subject.planner.device),
-        note=entry.note,
+def _times(
+    runs: Iterable[Run],
+    variant: TimedVariant,
+    batch: int,
+    timed: int,
+    advance: Advance = lambda steps: None,
+) -> list[tuple[float, float]]:
+    """Median milliseconds and mean evaluations of every run on one batch, taking turns."""
+    call = variant.batch(batch)
+    turns = take_turns(
+        [lambda number, run=run: run(*call)[1].evaluations for run in runs],  # type: ignore[misc]
+        warm_up=WARM_UP,
+        timed=timed,
+        device=variant.planner.device,
+        advance=advance,
     )
+    medians = [Spread.of([turn.seconds for turn in own]).p50 for own in turns]
+    means = [float(np.mean([turn.result for turn in own])) for own in turns]
+    return list(zip(medians, means, strict=True))
 
 
-def add_ratios(rows: list[Row]) -> list[Row]:
-    """The rows of one subject with their speed-ups: ratios of medians."""
-    by_name = {row.method: row.p50_ms for row in rows}
-    eager, graph = by_name.get(FULL_EAGER), by_name.get(FULL_GRAPH)
+def measure_batch(
+    programs: TunedPrograms, batch: int, settings: Settings, task: Task, *, graphed: bool
+) -> list[Row]:
+    """Full and Muninn on one batch, taking turns; each row of a gate decides for itself."""
+    variant, planner = programs.variant, programs.planner
+    engine: Engine = "graph" if graphed else "eager"
+    runs: dict[tuple[str, str], Run] = {("full", "eager"): plain(planner)}
+    if graphed:
+        runs["full", engine] = run_program(planner, programs.full, engine)
+    runs["static", engine] = run_program(planner, programs.static, engine)
+    for name, ratio in CAPS.items():
+        gate = programs.capped(ratio)
+        rounds = as_run(RoundRuntime(planner, gate, on_failure="error"))
+        runs[name, engine] = run_program(planner, gate, engine) if graphed else rounds
+    advance = task(f"{variant.name}: batch of {batch}", WARM_UP + settings.batch_timed)
+    times = _times(runs.values(), variant, batch, settings.batch_timed, advance)
+    fastest = min(ms for (name, _), (ms, _) in zip(runs, times, strict=True) if name == "full")
     return [
-        replace(row, over_eager=_ratio(eager, row.p50_ms), over_graph=_ratio(graph, row.p50_ms))
-        for row in rows
+        {
+            "subject": variant.name,
+            "title": variant.title,
+            "batch": batch,
+            "method": method,
+            "engine": on,
+            "evaluations": evaluations,
+            "p50_ms": ms,
+            "plans_per_second": 1e3 * batch / ms,
+            "over_full": fastest / ms,
+            "ideal": len(planner.sampler) / evaluations,
+            "hardware": hardware(planner.device),
+        }
+        for (method, on), (ms, evaluations) in zip(runs, times, strict=True)
     ]
 
 
-def _ratio(reference: float | None, own: float | None) -> float | None:
-    return None if reference is None or own is None else reference / own
+def measure_growth(
+    settings: Settings, device: torch.device, task: Task, *, graphed: bool
+) -> list[Row]:
+    """Full and Muninn static on U-Nets with random weights, one size varied at a time."""
+    cells = [("base", 0)]
+    cells += [(size, value) for size, values in settings.growth.items() for value in values[1:]]
+    rows, advance = [], task("growth of cost", len(cells))
+    for axis, value in cells:
+        rows.append(_cell(axis, value, settings, device, "graph" if graphed else "eager"))
+        release(device)
+        advance(1)
+    return rows
+
+
+def _cell(axis: str, value: int, settings: Settings, device: torch.device, engine: Engine) -> Row:
+    sizes = {size: value if size == axis else own[0] for size, own in settings.growth.items()}
+    width = sizes.pop("width")
+    horizon, steps, dim, batch = sizes.values()
+    config = UnetConfig(dim, tuple(width * factor for factor in (1, 2, 4, 8)), heads=8)
+    precision: Precision = "fp16" if device.type == "cuda" else "fp32"
+    variant = random_variant("growth", axis, config, horizon, precision, device, batch, steps)
+    programs, planner = TunedPrograms(variant, max(2, steps // SHARE)), variant.planner
+    full = plain(planner) if engine == "eager" else run_program(planner, programs.full, engine)
+    runs = (full, run_program(planner, programs.static, engine))
+    (full_ms, _), (muninn_ms, _) = _times(runs, variant, batch, settings.growth_timed)
+    return {
+        "subject": "growth",
+        "axis": axis,
+        "value": value,
+        **sizes,
+        "parameters": variant.parameters,
+        "engine": engine,
+        "evaluations": programs.count,
+        "full_ms": full_ms,
+        "muninn_ms": muninn_ms,
+        "over_full": full_ms / muninn_ms,
+        "hardware": hardware(device),
+    }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from muninn_bench.studies.latency.rows import Row
+from muninn_bench.report.style import save, subplots
+from muninn_bench.studies.latency.rows import Row, shown
 
 _COLOURS = {
     "Full": "#1a202c",
@@ -25,82 +27,51 @@ def plot_latency(path: Path, rows: Sequence[Row]) -> None:
 
     Networks with random weights are left out: their deviations mean nothing.
     """
-    import matplotlib
+    from matplotlib.lines import Line2D
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    drawn = [row for row in rows if row.p50_ms is not None and row.deviation_p95 is not None]
-    drawn = [row for row in drawn if row.trained]
-    subjects = list(dict.fromkeys(row.subject for row in drawn))
-    titles = list(dict.fromkeys(row.method_title for row in drawn))
+    drawn = [row for row in rows if shown(row)["deviation_p95"] is not None]
+    subjects = list(dict.fromkeys(row["subject"] for row in drawn))
+    titles = list(dict.fromkeys(row["method_title"] for row in drawn))
     others = iter(_OTHERS * len(titles))
     colours = {title: _COLOURS.get(title) or next(others) for title in titles}
-    columns = min(max(len(subjects), 1), 2)
-    lines = -(-max(len(subjects), 1) // columns)
-    keys = _keys(drawn, colours)
-    across = 2 * columns
-    legend = 0.2 + 0.18 * -(-len(keys) // across)  # inches
-    figure, axes = pyplot.subplots(
-        lines, columns, figsize=(5.6 * columns, 4.2 * lines + legend), squeeze=False
-    )
+    columns = min(len(subjects), 2)
+    lines = -(-len(subjects) // columns)
+    used = {row["engine"] for row in drawn}
+    engines = {engine: marker for engine, marker in _MARKERS.items() if engine in used}
+    # Colours say the method, hollow markers the engine.
+    entry = functools.partial(Line2D, [], [], linestyle="")
+    keys = [entry(color=colour, marker="o", label=title) for title, colour in colours.items()]
+    keys += [
+        entry(color="0.2", marker=marker, fillstyle="none", label=engine)
+        for engine, marker in engines.items()
+    ]
+    legend = 0.2 + 0.18 * -(-len(keys) // (2 * columns))  # inches
+    figure, axes = subplots(lines, columns, 5.6 * columns, 4.2 * lines + legend, squeeze=False)
     for axis in axes.flat[len(subjects) :]:
         axis.set_visible(False)
     for axis, subject in zip(axes.flat, subjects, strict=False):
-        _panel(axis, [row for row in drawn if row.subject == subject], colours)
-    figure.tight_layout(rect=(0.0, legend / figure.get_figheight(), 1.0, 1.0))
-    figure.legend(handles=keys, loc="lower center", ncols=across, fontsize=8, frameon=False)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
-def _keys(rows: Sequence[Row], colours: dict[str, str]) -> list[Any]:
-    """Entries of the legend: colours say the method, hollow markers the engine."""
-    from matplotlib.lines import Line2D
-
-    methods = [
-        Line2D([], [], color=colour, marker="o", linestyle="", label=title)
-        for title, colour in colours.items()
-    ]
-    engines = [
-        Line2D([], [], color="0.2", marker=marker, linestyle="", fillstyle="none", label=engine)
-        for engine, marker in _MARKERS.items()
-        if any(row.engine == engine for row in rows)
-    ]
-    return [*methods, *engines]
+        _panel(axis, [row for row in drawn if row["subject"] == subject], colours)
+    figure.legend(
+        handles=keys, loc="outside lower center", ncols=2 * columns, fontsize=8, frameon=False
+    )
+    save(figure, path)
 
 
 def _panel(axis: Any, rows: Sequence[Row], colours: dict[str, str]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    first = rows[0]
-    positive = [row.deviation_p95 for row in rows if row.deviation_p95]
-    floor = min(positive, default=1e-6) / 10.0
+    floor = min((row["deviation_p95"] for row in rows if row["deviation_p95"]), default=1e-6) / 10.0
     for row in rows:
-        axis.scatter(
-            row.p50_ms,
-            row.deviation_p95 or floor,
-            color=colours[row.method_title],
-            marker=_MARKERS[row.engine],
-            s=46,
-            alpha=0.85,
-        )
-        axis.plot(
-            [row.p50_ms, row.p99_ms],
-            [row.deviation_p95 or floor] * 2,
-            color=colours[row.method_title],
-            linewidth=1,
-            alpha=0.6,
-        )
-    axis.set_title(f"{first.title}, {first.precision}", fontsize=10, fontweight="bold")
-    axis.set_xscale("log")
-    axis.set_yscale("log")
+        height, ends = row["deviation_p95"] or floor, [row["p50_ms"], row["p99_ms"]]
+        look = {"color": colours[row["method_title"]], "marker": _MARKERS[row["engine"]]}
+        axis.plot(ends, [height] * 2, **look, markevery=[0], linewidth=1, alpha=0.8)
+    axis.set_title("{title}, {precision}".format(**rows[0]), fontsize=10, fontweight="bold")
+    axis.set(xscale="log", yscale="log", ylabel="deviation from Full eager, p95")
+    axis.set_xlabel("milliseconds a call, p50 (line to p99)")
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.xaxis.set_major_formatter("{x:g}")
     axis.xaxis.set_minor_formatter(NullFormatter())
     axis.axhline(floor, color="0.8", linewidth=0.8, zorder=0)
     axis.annotate("0", (0.01, floor), xycoords=("axes fraction", "data"), fontsize=8, va="bottom")
-    axis.set_xlabel("milliseconds a call, p50 (line to p99)")
     axis.margins(x=0.12)
-    axis.set_ylabel("deviation from Full eager, p95")
     axis.grid(alpha=0.25)

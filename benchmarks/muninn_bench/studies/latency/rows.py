@@ -1,190 +1,85 @@
-"""The rows that a run writes, and their CSV files."""
+"""The rows that a run writes, one CSV file for each kind, and their tables in Markdown.
+
+A row is a mapping, its keys are the columns of its file. ``subject`` is the planner's name and
+``method`` that of the way in which it planned. What is not measured is None.
+"""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 from muninn.errors import InputError
+from muninn_bench.report.table import markdown
 
+Row = dict[str, Any]
+FEWEST_FOR_P99 = 50
+"""Timed calls below which a 99th percentile is the largest call by another name."""
 
-@dataclass(frozen=True)
-class Row:
-    """One method on one subject at batch 1.
-
-    Attributes:
-        subject, title, parameters, precision, trained, horizon, dim, steps: of the planner.
-        method, method_title, engine: what made the plans.
-        evaluations: mean per call.
-        p50_ms, p99_ms, max_ms: of the timed calls; None where the method could not run.
-        calls, warm_up: how many of each.
-        deviation_p95: from Full eager with the same noise, ``rms_step``.
-        memory_mb: most memory beyond weights and other methods, capture included; None on a CPU.
-        over_eager, over_graph: how much faster than Full eager, and than Full in one graph.
-        hardware: in words.
-        note: why it could not run.
-    """
-
-    subject: str
-    title: str
-    parameters: int
-    precision: str
-    trained: bool
-    horizon: int
-    dim: int
-    steps: int
-    method: str
-    method_title: str
-    engine: str
-    evaluations: float | None
-    p50_ms: float | None
-    p99_ms: float | None
-    max_ms: float | None
-    calls: int
-    warm_up: int
-    deviation_p95: float | None
-    memory_mb: float | None
-    over_eager: float | None
-    over_graph: float | None
-    hardware: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Call:
-    """One timed call: what the figures of a :class:`Row` are made from."""
-
-    subject: str
-    method: str
-    round: int
-    call: int
-    ms: float
-    evaluations: int
-    deviation: float | None
-
-
-@dataclass(frozen=True)
-class BatchRow:
-    """Throughput of one method on a batch.
-
-    Attributes:
-        over_full: how much faster than the fastest Full on the same batch.
-        ideal: steps per mean evaluation, what a cache of no cost would reach.
-    """
-
-    subject: str
-    title: str
-    batch: int
-    method: str
-    engine: str
-    evaluations: float
-    p50_ms: float
-    plans_per_second: float
-    over_full: float
-    ideal: float
-    hardware: str
-
-
-@dataclass(frozen=True)
-class GrowthRow:
-    """One cell of the growth grid, Full and Muninn static."""
-
-    subject: str
-    axis: str
-    value: int
-    horizon: int
-    steps: int
-    dim: int
-    batch: int
-    parameters: int
-    engine: str
-    evaluations: int
-    full_ms: float
-    muninn_ms: float
-    over_full: float
-    hardware: str
-
-
-@dataclass(frozen=True)
-class ProfileRow:
-    """A part of the time of one call.
-
-    Attributes:
-        view: ``host`` is wall-clock time of the host, ``device`` that of kernels.
-        part: of the work.
-        ms: per call; share: of the call; count: entries or launches per call.
-    """
-
-    subject: str
-    method: str
-    view: str
-    part: str
-    ms: float
-    share: float
-    count: float
-
-
-Kept = TypeVar("Kept", bound=Row | Call | BatchRow | GrowthRow | ProfileRow)
-
-_READ: dict[str, Any] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": lambda text: text == "True",
-    "float | None": lambda text: float(text) if text else None,
+TABLES = {
+    "": "method=method_title|engine|evaluations:.1f|p50 ms=p50_ms:ms|p99 ms=p99_ms:ms|"
+    "max ms=max_ms:ms|calls|warm-up=warm_up|deviation p95=deviation_p95:.2g|"
+    "memory MB=memory_mb:.0f|over Full eager=over_eager:x|over Full graph=over_graph:x",
+    "batch": "planner=title|batch|method|engine|evaluations:.1f|p50 ms=p50_ms:ms|"
+    "plans/s=plans_per_second:ms|over Full=over_full:x|share of steps/evaluations=share:.2f",
+    "growth": "varied=axis|H=horizon|T=steps|d=dim|batch|parameters:,|evaluations|"
+    "Full ms=full_ms:ms|Muninn ms=muninn_ms:ms|speed-up=over_full:x",
+    "profile": "planner=subject|method|time of=view|part|ms:.3f|share:.1%|times=count:.0f",
+    "target": "planner=subject|target=promise|wanted|measured:.3g|verdict",
 }
+"""Columns of each kind, as ``heading=key:format``, the key only where it is not the heading.
+Formats ``ms`` and ``x`` are those of :func:`cell`, others are Python's."""
 
 
-def write_csv(path: Path, rows: Sequence[Any]) -> None:
-    """Write rows of one kind; None is an empty entry."""
-    if not rows:
-        raise InputError(f"nothing to write to {path}")
-    names = [entry.name for entry in fields(rows[0])]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(names)
-        for row in rows:
-            writer.writerow([_text(getattr(row, name)) for name in names])
+def shown(row: Row) -> Row:
+    """A row as a table shows it: no p99 of few calls, no deviation of random weights."""
+    if row["calls"] < FEWEST_FOR_P99:
+        row = {**row, "p99_ms": None}
+    return row if row["trained"] else {**row, "deviation_p95": None}
 
 
-def _text(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"{value:.7g}" if isinstance(value, float) else value
+def share(row: Row) -> float:
+    """Of steps / evaluations, the speed-up of a cache of no cost, that a batch reached."""
+    return float(row["over_full"] / row["ideal"])
 
 
-def read_csv(path: Path, kind: type[Kept]) -> list[Kept]:
-    """The rows of a file that :func:`write_csv` wrote; none if there is no file.
+def merge(old: Sequence[Row], new: Sequence[Row]) -> list[Row]:
+    """New rows in the place of all old ones of their planners: planners can be run one by one.
+
+    Ratios are within a planner, and all rows of a planner are of one run.
 
     Raises:
-        InputError: the file holds other columns.
+        InputError: the old rows have other columns.
     """
-    if not path.is_file():
-        return []
-    types: dict[str, str] = {entry.name: str(entry.type) for entry in fields(kind)}
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(types):
-            raise InputError(
-                f"{path} has columns {reader.fieldnames}, expected {list(types)}; it was written "
-                "by another version: remove it"
-            )
-        return [
-            kind(**{name: _READ[types[name]](text) for name, text in entry.items()})
-            for entry in reader
-        ]
+    if old and new and list(old[0]) != list(new[0]):
+        raise InputError(
+            f"the file has columns {list(old[0])}, expected {list(new[0])}; it was written by "
+            "another version: remove it"
+        )
+    renewed = {row["subject"] for row in new}
+    places = list(dict.fromkeys(row["subject"] for row in [*old, *new]))
+    kept = [row for row in old if row["subject"] not in renewed]
+    return sorted([*kept, *new], key=lambda row: places.index(row["subject"]))
 
 
-def merge(old: Iterable[Kept], new: Sequence[Kept]) -> list[Kept]:
-    """New rows in the place of all old ones of their subjects: subjects can be run one by one.
+def table(kind: str, rows: Sequence[Row]) -> str:
+    """Rows of one of :data:`TABLES` in Markdown."""
+    columns = [column.partition(":") for column in TABLES[kind].split("|")]
+    keys = [(*named.partition("="), form) for named, _, form in columns]
+    lines = [[cell(row[key or heading], form) for heading, _, key, form in keys] for row in rows]
+    return markdown([heading for heading, *_ in keys], lines)
 
-    Ratios are within a subject, and a subject's methods are always of one run.
+
+def cell(value: Any, form: str) -> str:
+    """A value in a format of :data:`TABLES`; None is a dash.
+
+    >>> cell(177.31, "ms"), cell(4.234, "ms"), cell(4.5, "x"), cell(None, "x")
+    ('177', '4.23', '4.50x', '-')
     """
-    old, renewed = list(old), {row.subject for row in new}
-    places = list(dict.fromkeys(row.subject for row in [*old, *new]))
-    kept = [row for row in old if row.subject not in renewed]
-    return sorted([*kept, *new], key=lambda row: places.index(row.subject))
+    if value is None:
+        return "-"
+    if form == "x":
+        return f"{value:.2f}x"
+    if form == "ms":  # three digits, or the whole number where it has more
+        form = ".0f" if value >= 100.0 else ".3g"
+    return format(value, form)

@@ -5,39 +5,37 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from muninn.errors import InputError
+from muninn.files import write_whole
 from muninn.model.planner import Engine
 from muninn.model.schedule import FloatArray
-from muninn.progress import bars
-from muninn_bench.measure.machine import find_device, hardware, release, synchronise
+from muninn.progress import Advance, bars
+from muninn_bench.measure.machine import find_device, hardware, memory, release, synchronise
 from muninn_bench.measure.protocol import Run
-from muninn_bench.studies.latency.methods import run_program
-from muninn_bench.studies.latency.programs import Programs
-from muninn_bench.studies.latency.subjects import BUILDERS
+from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.variants import VARIANTS
+from muninn_bench.studies.latency.ways import run_program
 
 COMMON = (1, 1, 1, 1, 2, 5)
 """Batch sizes that calls run through, so that shapes change all the time."""
 
 RARE = (3, 4, 6, 7, 8, 9)
 """One call in :data:`RARE_EVERY` has the next of these sizes. With the common ones they are nine,
-one more than the graph runtimes keep: every rare call drops a captured shape and captures anew."""
+one more than the graph runtimes keep: every rare call drops a captured shape for another."""
 
 RARE_EVERY = 40
 DISTINCT = 12
 """Calls of common sizes that differ; each is made again and again and must give the same bits."""
 
 EVALUATIONS = 6
-
 SHARES: dict[str, tuple[tuple[str, Engine, float], ...]] = {
     "cpu": (("static", "eager", 0.5), ("gated", "eager", 0.5)),
     "cuda": (
@@ -48,60 +46,15 @@ SHARES: dict[str, tuple[tuple[str, Engine, float], ...]] = {
         ("static", "compile", 0.06),
     ),
 }
-"""Of all calls, what each program gets on each engine. Eager calls on a GPU are slow: few must do.
-Compiled ones have common sizes only: each size that is new takes most of a minute."""
+"""Of all calls, the share of each program on each engine. Eager calls on a GPU are slow: few must
+do. Compiled ones have common sizes only: each new size takes most of a minute."""
 
 
-@dataclass(frozen=True)
-class Soak:
-    """What a soak saw of one program; memory in MB, at the end of the first sweep and of the last.
-
-    A sweep is the calls in which every rare size comes once, so that the same shapes are held at
-    the end of each.
-
-    Attributes:
-        program: ``static`` or ``gated``; engine: what ran it.
-        calls: made.
-        distinct: calls that differ; changed: results that were not those of the first time.
-        allocated_mb: memory held by tensors (CUDA), else the process's resident memory.
-        reserved_mb: memory that PyTorch holds for tensors (CUDA), else the process's.
-        process_mb: resident memory of the process.
-        growth_mb_per_1000: slope of ``allocated_mb`` over all sweeps.
-        late_growth_mb_per_1000: over the second half of them.
-        sweeps: calls made, allocated, reserved and process memory at the end of each.
-    """
-
-    program: str
-    engine: str
-    calls: int
-    distinct: int
-    changed: int
-    allocated_mb: tuple[float, float]
-    reserved_mb: tuple[float, float]
-    process_mb: tuple[float, float]
-    growth_mb_per_1000: float
-    late_growth_mb_per_1000: float
-    sweeps: list[list[float]]
-
-
-def run_soak(
-    out: Path,
-    device: str,
-    calls: int,
-    command: str,
-    progress: bool = True,
-) -> list[Soak]:
+def run_soak(out: Path, device: str, calls: int, command: str, progress: bool = True) -> list[Row]:
     """Soak a static and a gated program on every engine of the device; writes ``soak_DEVICE.json``.
 
-    Args:
-        out: folder of the result.
-        device: ``cpu`` or ``cuda``.
-        calls: in all, divided among programs and engines.
-        command: that was typed.
-        progress: show progress bars.
-
     Raises:
-        InputError: too few calls to see anything.
+        InputError: too few calls, divided among programs and engines, to see anything.
     """
     place = find_device(device)
     subject = "maze2d-fp16" if device == "cuda" else "maze2d-fp32"
@@ -111,112 +64,87 @@ def run_soak(
             f"a soak on {device} needs at least {fewest} calls, two sweeps through all batch "
             f"sizes for each program; got {calls}"
         )
-    built = BUILDERS[subject](place, DISTINCT)
-    programs = Programs(built, EVALUATIONS)
-    for name in ("static", "gated"):
-        getattr(programs, name)  # tuned before memory is looked at
+    variant = VARIANTS[subject](place, DISTINCT)
+    tuned = TunedPrograms(variant, EVALUATIONS)
+    programs = {"static": tuned.static, "gated": tuned.gated}  # before memory is looked at
     release(place)
-    before = _allocated(place)
-    found = []
-    with bars(progress) as task, torch.no_grad():
-        for name, engine, share in SHARES[device]:
-            count = round(calls * share)
-            run = run_program(built.planner, getattr(programs, name), engine)
-            advance = task(f"{name}, {engine}", count)
-            found.append(_soak(run, built.batch, place, name, engine, count, advance))
-            del run
-            if engine == "compile":
-                torch.compiler.reset()
-            release(place)
-    document = {
+    document: Row = {
         "command": command,
         "hardware": hardware(place),
         "subject": subject,
         "rows_of_calls": COMMON,
         "rows_of_rare_calls": RARE,
         "rare_every": RARE_EVERY,
-        "before_mb": before,
-        "left_after_release_mb": _allocated(place),
-        "runs": [asdict(one) for one in found],
+        "before_mb": memory(place)[0],
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"soak_{device}.json").write_text(json.dumps(document, indent=1) + "\n")
-    return found
+    runs = []
+    with bars(progress) as task, torch.no_grad():
+        for name, engine, share in SHARES[device]:
+            count = round(calls * share)
+            run = run_program(variant.planner, programs[name], engine)
+            advance = task(f"{name}, {engine}", count)
+            seen = soak(run, variant.batch, place, count, engine != "compile", advance)
+            runs.append({"program": name, "engine": engine, **seen})
+            del run
+            if engine == "compile":
+                torch.compiler.reset()
+            release(place)
+    document |= {"left_after_release_mb": memory(place)[0], "runs": runs}
+    write_whole(out / f"soak_{device}.json", json.dumps(document, indent=1) + "\n")
+    return runs
 
 
-def _soak(
+def soak(
     run: Run,
     batch: Callable[[int, int], Any],
     device: torch.device,
-    name: str,
-    engine: str,
     calls: int,
-    advance: Callable[[int], None],
-) -> Soak:
-    common = [batch(rows, 7 * at) for at, rows in enumerate(COMMON * (DISTINCT // len(COMMON)))]
-    # The compiler, unlike the graphs, has no bound on the shapes that it keeps.
-    rare = [] if engine == "compile" else [batch(rows, 5 * at) for at, rows in enumerate(RARE)]
-    inputs = [*common, *rare]
+    rare: bool,
+    advance: Advance,
+) -> Row:
+    """What many calls of one program show; memory in MB, at the end of the first and last sweep.
+
+    A sweep is the calls in which every rare size comes once, so that the same shapes are held at
+    the end of each. The compiler, unlike the graphs, keeps every shape: it gets no ``rare`` ones.
+    ``changed`` counts results that were not those of the first time; ``sweeps`` has calls made and
+    :func:`memory` at the end of each; growth is the slope of allocated memory over all sweeps, and
+    over the second half of them.
+    """
+    inputs = [batch(rows, 7 * at) for at, rows in enumerate(COMMON * (DISTINCT // len(COMMON)))]
+    common = len(inputs)
+    if rare:
+        inputs += [batch(rows, 5 * at) for at, rows in enumerate(RARE)]
     first: dict[int, str] = {}
     changed = 0
     sweeps: list[list[float]] = []
     for number in range(calls):
-        place = number % len(common)
+        place = number % common
         if rare and (number + 1) % RARE_EVERY == 0:
-            place = len(common) + number // RARE_EVERY % len(rare)
-        digest = _digest(run(*inputs[place])[0])
+            place = common + number // RARE_EVERY % len(RARE)
+        digest = hashlib.sha256(run(*inputs[place])[0].cpu().numpy().tobytes()).hexdigest()
         changed += first.setdefault(place, digest) != digest
         if (number + 1) % _sweep() == 0:
             synchronise(device)
-            sweeps.append([number + 1, _allocated(device), _reserved(device), _resident()])
+            sweeps.append([number + 1, *memory(device)])
         advance(1)
-    at, allocated, reserved, resident = np.array(sweeps, dtype=float).T
-    return Soak(
-        name,
-        engine,
-        calls,
-        len(first),
-        changed,
-        (float(allocated[0]), float(allocated[-1])),
-        (float(reserved[0]), float(reserved[-1])),
-        (float(resident[0]), float(resident[-1])),
-        _slope(at, allocated),
-        _slope(at[len(at) // 2 :], allocated[len(at) // 2 :]),
-        sweeps,
-    )
+    ends = list(zip(sweeps[0], sweeps[-1], strict=True))
+    return {
+        "calls": calls,
+        "distinct": len(first),
+        "changed": changed,
+        "allocated_mb": ends[1],
+        "reserved_mb": ends[2],
+        "process_mb": ends[3],
+        "growth_mb_per_1000": _slope(np.array(sweeps)),
+        "late_growth_mb_per_1000": _slope(np.array(sweeps[len(sweeps) // 2 :])),
+        "sweeps": sweeps,
+    }
 
 
 def _sweep() -> int:
     return RARE_EVERY * len(RARE)
 
 
-def _slope(at: FloatArray, megabytes: FloatArray) -> float:
-    """MB per 1,000 calls; 0 where there is one moment only."""
-    return 1e3 * float(np.polyfit(at, megabytes, 1)[0]) if len(at) > 1 else 0.0
-
-
-def _digest(trajectory: Tensor) -> str:
-    return hashlib.sha256(trajectory.cpu().numpy().tobytes()).hexdigest()
-
-
-def _allocated(device: torch.device) -> float:
-    """MB held by tensors on a GPU; on a CPU, what the process holds."""
-    if device.type == "cuda":
-        return float(torch.cuda.memory_allocated(device)) / 2**20
-    return _resident()
-
-
-def _reserved(device: torch.device) -> float:
-    """MB that PyTorch holds on a GPU, graphs' pools included; on a CPU, what the process holds."""
-    if device.type == "cuda":
-        return float(torch.cuda.memory_reserved(device)) / 2**20
-    return _resident()
-
-
-def _resident() -> float:
-    """Resident memory of this process in MB; 0 where the system does not tell."""
-    statistics = Path("/proc/self/statm")
-    if not statistics.is_file():
-        return 0.0
-    pages = int(statistics.read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+def _slope(sweeps: FloatArray) -> float:
+    """MB allocated per 1,000 calls; 0 where there is one moment only."""
+    return 1e3 * float(np.polyfit(sweeps[:, 0], sweeps[:, 1], 1)[0]) if len(sweeps) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""The whole benchmark: every subject with every method, batches, growth, profile."""
+"""The whole benchmark: every planner in every way, batches, growth, profile."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 
 from muninn.errors import InputError
-from muninn.progress import Task, bars
+from muninn.files import write_whole
+from muninn.progress import bars
 from muninn_bench.measure.machine import find_device, release
-from muninn_bench.studies.latency.batches import measure_batch
-from muninn_bench.studies.latency.growth import measure_growth
-from muninn_bench.studies.latency.measure import measure_subject
-from muninn_bench.studies.latency.methods import EVERY, FULL_EAGER, Method, methods_for
-from muninn_bench.studies.latency.profile import profile_subject
-from muninn_bench.studies.latency.programs import Programs
-from muninn_bench.studies.latency.settings import Settings, sizes
-from muninn_bench.studies.latency.subjects import BUILDERS, Subject, subject_names
+from muninn_bench.studies.latency.measure import measure_batch, measure_growth, measure_variant
+from muninn_bench.studies.latency.page import KINDS, write_latency
+from muninn_bench.studies.latency.profile import profile_variant
+from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.settings import sizes
 from muninn_bench.studies.latency.targets import OVER_GRAPH, Target
-from muninn_bench.studies.latency.write import Results, write_latency
+from muninn_bench.studies.latency.variants import VARIANTS, variant_names
+from muninn_bench.studies.latency.ways import EVERY, ways_for
 
 
 def run_latency(
@@ -37,94 +37,56 @@ def run_latency(
     growth: bool = True,
     batches: bool = True,
 ) -> list[Target]:
-    """Time planners and methods on this machine and write the tables; minutes.
+    """Time planners in all ways on this machine, write the tables, and return the targets.
 
-    Written after every subject, so that an interrupted run keeps what it measured. On a GPU the
-    subjects that no target names get fewer rounds, no compiled methods, batches or profile.
+    Written after every planner, so that an interrupted run keeps what it measured. On a GPU the
+    planners that no target names get fewer rounds, no compiled networks, batches or profile.
 
     Args:
-        out: folder of the results.
-        device: ``cpu`` or ``cuda``.
+        out, device: folder of the results; ``cpu`` or ``cuda``.
         quick: a smoke test of the whole run, its figures worth nothing.
-        profile: also measure where the time goes.
+        profile, compiled, growth, batches: whether to measure these parts; compiling takes most
+            of a minute a planner.
         command: that was typed, for the page.
-        progress: show progress bars.
-        subjects: names of those to measure; all by default.
-        methods: names of those to measure; all by default. Full eager always is.
-        compiled, growth, batches: whether to measure these parts; compiling takes most of a
-            minute a subject.
-
-    Returns:
-        The targets of the device, with what is known of them after this run.
+        subjects, methods: names of planners and ways; all by default. Full eager always is.
 
     Raises:
-        InputError: an unknown device, subject or method.
+        InputError: an unknown device, planner or way.
     """
     place = find_device(device)
-    chosen = subject_names(device, None if subjects is None else tuple(subjects))
+    chosen = variant_names(device, subjects)
     unknown = [name for name in methods or () if name not in EVERY]
     if unknown:
         raise InputError(f"no method {', '.join(unknown)}; choose from {', '.join(EVERY)}")
+    wanted = EVERY if methods is None else ("full-eager", *methods)
     settings = sizes(device, quick)
     settings = replace(settings, compile=settings.compile and compiled)
     graphed = device == "cuda"
-    results = Results()
-    with bars(progress) as task:
+    found: dict[str, list[Row]] = {kind: [] for kind in KINDS}
+    with bars(progress) as task, torch.no_grad():
         for name in chosen:
-            subject = BUILDERS[name](place, settings.calls)
+            variant = VARIANTS[name](place, settings.calls)
             light = graphed and name not in OVER_GRAPH
             own = settings.lighter() if light else settings
+            programs = TunedPrograms(variant, own.evaluations, own.tuning)
+            ways = ways_for(programs, graphed=graphed, compiled=own.compile)
+            ways = [way for way in ways if way.name in wanted]
+            together = own.batches_of(variant.parameters, variant.planner.shape[0])
             try:
-                _measure(
-                    subject,
-                    own,
-                    results,
-                    task,
-                    methods,
-                    graphed,
-                    profile and not light,
-                    batches and not light,
-                )
+                rows, calls = measure_variant(variant, ways, own, task)
+                found[""] += rows
+                found["calls"] += calls
+                for batch in together if batches and not light else ():
+                    found["batch"] += measure_batch(programs, batch, own, task, graphed=graphed)
+                    release(place)
+                if profile and not light:
+                    parts, text = profile_variant(variant, ways, task)
+                    found["profile"] += parts
+                    write_whole(out / f"{device}_profile_{name}.txt", text)
             finally:  # a profile that fails must not cost the times before it
-                write_latency(out, device, results, command, picture=False)
-            del subject
+                write_latency(out, device, found, command, picture=False)
+            del variant, programs, ways
             release(place)
         if growth:
-            results.growth = measure_growth(settings, place, task, graphed=graphed)
-    return write_latency(out, device, results, command)
-
-
-@torch.no_grad()
-def _measure(
-    subject: Subject,
-    settings: Settings,
-    results: Results,
-    task: Task,
-    wanted: Sequence[str] | None,
-    graphed: bool,
-    profile: bool,
-    batches: bool,
-) -> None:
-    """Everything about one subject, added to the results."""
-    programs = Programs(subject, settings.evaluations, settings.tuning)
-    methods = choose(methods_for(programs, graphed=graphed, compiled=settings.compile), wanted)
-    rows, calls = measure_subject(subject, methods, settings, task)
-    results.rows += rows
-    results.calls += calls
-    if batches:
-        for rows_together in settings.batches_of(subject.parameters, subject.planner.shape[0]):
-            results.batches += measure_batch(
-                programs, rows_together, settings, task, graphed=graphed
-            )
-            release(subject.planner.device)
-    if profile:
-        parts, text = profile_subject(subject, methods, task)
-        results.profile += parts
-        results.profile_text[subject.name] = text
-
-
-def choose(methods: Sequence[Method], wanted: Sequence[str] | None) -> list[Method]:
-    """The wanted methods among those that are offered, and Full eager; all by default."""
-    if wanted is None:
-        return list(methods)
-    return [method for method in methods if method.name in (FULL_EAGER, *wanted)]
+            found["growth"] = measure_growth(settings, place, task, graphed=graphed)
+    return write_latency(out, device, found, command)

@@ -1,0 +1,156 @@
+"""The planners that are timed: bundled teachers, and networks of the sizes that people deploy.
+
+All sample with DDIM over every training step, clip, and write start and goal into every state.
+Networks with random weights cost as much as trained ones; their deviations mean nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from muninn.certify.paired import call_seed
+from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import Schedule
+from muninn.model.solvers import ddim
+from muninn_bench.networks.half import halve
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.tasks.maze2d import planner as maze2d
+from muninn_bench.tasks.maze2d.maze import sample_problems
+
+Precision = Literal["fp32", "fp16"]
+STEPS = 100
+SEED = 20
+TUNING_CALLS = 32
+WIDE = (160, 320, 640, 1024)
+"""Widths at which the U-Net has 63 million parameters, as the paper's."""
+
+
+class InpaintedEnds:
+    """:func:`~muninn_bench.tasks.maze2d.planner.inpaint_ends` as a class, to be profiled."""
+
+    def __call__(self, x: Tensor, context: Tensor) -> Tensor:
+        return maze2d.inpaint_ends(x, context)
+
+
+@dataclass(frozen=True)
+class TimedVariant:
+    """An eager planner to time with its network, and the calls to time it on.
+
+    Attributes:
+        contexts: one row per call, (calls, 2, 4).
+        precision: of the network's layers; states are float32.
+        tuning: contexts of other calls, on which programs and alternatives are tuned; None where
+            weights are random, and nothing can be tuned.
+        trained: False where weights are random.
+    """
+
+    name: str
+    title: str
+    network: nn.Module
+    planner: Planner
+    contexts: Tensor
+    precision: Precision
+    tuning: Tensor | None = None
+    trained: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for parameter in self.network.parameters())
+
+    def batch(self, rows: int, first: int = 0) -> tuple[Tensor, Noise]:
+        """Contexts and noise of some calls, the same in every run; contexts come round again."""
+        numbers = range(first, first + rows)
+        contexts = self.contexts[[number % len(self.contexts) for number in numbers]].contiguous()
+        noise = self.planner.draw_noise(seeds=[call_seed(SEED, number) for number in numbers])
+        return contexts, noise
+
+    def call(self, number: int) -> tuple[Tensor, Noise]:
+        """Context and noise of one call, batch 1."""
+        return self.batch(1, number)
+
+
+def teacher_variant(
+    name: str, title: str, bundled: str, precision: Precision, device: torch.device, calls: int
+) -> TimedVariant:
+    """A bundled Maze2D teacher on fresh problems."""
+    teacher = maze2d.bundled_teacher(bundled)
+    network = teacher.network.to(device)
+    contexts, tuning = (
+        maze2d.maze_contexts(teacher, sample_problems(count, seed=seed)).to(device)
+        for count, seed in ((calls, SEED), (TUNING_CALLS, SEED + 1))
+    )
+    if precision == "fp16":
+        halve(network)
+    planner = replace(maze2d.maze_planner(teacher), dtype=torch.float32, condition=InpaintedEnds())
+    return TimedVariant(name, title, network, planner, contexts, precision, tuning, trained=True)
+
+
+def random_variant(
+    name: str,
+    title: str,
+    config: UnetConfig,
+    horizon: int,
+    precision: Precision,
+    device: torch.device,
+    calls: int,
+    steps: int = STEPS,
+) -> TimedVariant:
+    """A temporal U-Net with random weights, on random starts and goals."""
+    schedule = Schedule.cosine(steps)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        network = TemporalUnet(config, schedule, horizon).eval().requires_grad_(False)
+        for parameter in network.parameters():
+            # Training starts these weights at zero: whole branches would do nothing.
+            if parameter.ndim > 1 and not parameter.any():
+                nn.init.normal_(parameter, std=0.5 / parameter[0].numel() ** 0.5)
+        contexts = 2.0 * torch.rand(calls, 2, maze2d.STATE_CHANNELS).to(device) - 1.0
+    network = network.to(device)
+    if precision == "fp16":
+        halve(network)
+    denoiser, sampler = maze2d.InpaintedDenoiser(network), ddim(schedule, kind="sample", clip=1.0)
+    shape = (horizon, config.channels)
+    planner = Planner(denoiser, sampler, shape, condition=InpaintedEnds(), device=device)
+    return TimedVariant(name, title, network, planner, contexts, precision)
+
+
+_WIDE = (
+    ("unet63m-fp16", "U-Net 63M, H=256", UnetConfig(6, WIDE, heads=8), 256),
+    ("policy63m-fp16", "diffusion-policy U-Net 63M, H=16", UnetConfig(10, WIDE, heads=8), 16),
+)
+_TEACHERS: tuple[tuple[str, str, str, Precision], ...] = (
+    ("maze2d-fp16", "U-Net 3.6M, H=256", "maze2d", "fp16"),
+    ("transformer-fp16", "Transformer 3.9M, H=256", "maze2d-transformer", "fp16"),
+    ("maze2d-fp32", "U-Net 3.6M, H=256", "maze2d", "fp32"),
+    ("transformer-fp32", "Transformer 3.9M, H=256", "maze2d-transformer", "fp32"),
+)
+VARIANTS: dict[str, Callable[[torch.device, int], TimedVariant]] = {
+    **{wide[0]: functools.partial(random_variant, *wide, "fp16") for wide in _WIDE},
+    **{teacher[0]: functools.partial(teacher_variant, *teacher) for teacher in _TEACHERS},
+}
+"""By name, how each is built on a device with a number of calls; those that targets name first."""
+
+ON_CPU = ("maze2d-fp32", "transformer-fp32")
+
+
+def variant_names(device: str, wanted: Sequence[str] | None) -> tuple[str, ...]:
+    """The planners of a run, in order.
+
+    Raises:
+        InputError: an unknown name, or one that is timed on CUDA devices only.
+    """
+    offered = tuple(VARIANTS) if device == "cuda" else ON_CPU
+    unknown = [name for name in wanted or () if name not in offered]
+    if unknown:
+        raise InputError(
+            f"no subject {', '.join(unknown)} on {device}; choose from {', '.join(offered)}"
+        )
+    return offered if wanted is None else tuple(name for name in offered if name in wanted)

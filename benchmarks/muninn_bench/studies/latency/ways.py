@@ -1,0 +1,147 @@
+"""Every way to make a plan that is timed: full compute, fewer steps, the paper's gate, Muninn."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from muninn.certify.cached import CachedPlanner
+from muninn.context import Context
+from muninn.engines.choose import runtime_for
+from muninn.engines.compiled import CompiledDenoiser
+from muninn.engines.layout import channels_last
+from muninn.model.planner import Engine, Noise, Planner
+from muninn.programs.plan import Program, Static
+from muninn.record import Record
+from muninn_bench.measure.alternatives import FEWSTEPS
+from muninn_bench.measure.graphed import GraphedSample
+from muninn_bench.measure.protocol import Run, fixed_cost, plain
+from muninn_bench.measure.uncalibrated import uncalibrated
+from muninn_bench.studies.latency.programs import TunedPrograms
+
+_TITLES = {
+    "full": "Full",
+    "few": "FewSteps {}",
+    "dpm": "DPM-Solver++ {}",
+    "paper": "the paper's gate",
+    "static": "Muninn static",
+    "gated": "Muninn gated",
+    "gated-own": "Muninn gated, own threshold",
+    "network": "{} evaluations alone",
+}
+_ALTERNATIVES = {"few": FEWSTEPS, "dpm": "dpmsolver"}
+_COMPILED = ("full", "few", "dpm", "static")
+Offer = tuple[tuple[str, tuple[str, ...]], ...]
+ON_CPU: Offer = (
+    ("eager", ("full", "few", "dpm", "paper", "static", "gated", "gated-own")),
+    ("compiled", _COMPILED),
+    ("last", _COMPILED),
+    ("eager", ("network",)),
+)
+"""What runs on what, in the order of the tables; ``last`` is compiled, and stored channels last."""
+
+ON_CUDA: Offer = (
+    # A graph covers few steps and DPM-Solver++, at the speed of the hardware.
+    ("eager", ("full", "paper", "static", "gated", "gated-own")),
+    ("compiled", ("full",)),
+    ("graph", ("full", "few", "dpm", "static", "gated", "gated-own", "network")),
+    ("compiled-graph", _COMPILED),
+    ("last", _COMPILED),
+)
+EVERY = tuple(dict.fromkeys(f"{what}-{on}" for on, whats in (*ON_CPU, *ON_CUDA) for what in whats))
+"""Names of all ways; which of them are offered depends on device and planner."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to make plans: ``make`` prepares it, its first call may still compile or capture."""
+
+    name: str
+    title: str
+    engine: str
+    make: Callable[[], Run]
+
+
+def as_run(planner: Callable[..., tuple[Tensor, Record]]) -> Run:
+    """A runtime or a cached planner as it is timed."""
+    return lambda context, noise: planner(context, noise=noise)
+
+
+def run_program(planner: Planner, program: Program, engine: Engine) -> Run:
+    """A program on an engine; one that fails says so instead of planning with full compute."""
+    return as_run(runtime_for(replace(planner, engine=engine), program, on_failure="error"))
+
+
+def run_certified(planner: Planner, program: Program, engine: Engine, context: Context) -> Run:
+    """The same with the checks that a certificate for contexts like this makes at every call."""
+    planner = replace(planner, engine=engine)
+    return as_run(CachedPlanner(planner, uncalibrated(planner, program, context), "error"))
+
+
+def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
+    """The evaluations of a static program and nothing else: they cannot be saved."""
+    plan = program.plan
+    assert isinstance(plan, Static)  # the only kind that knows its evaluations beforehand
+
+    @torch.no_grad()
+    def sample(context: Context, *, noise: Noise) -> Tensor:
+        x = noise.initial
+        for step in plan.anchors:
+            x = planner.denoiser(noise.initial, planner.timestep(step, len(x)), context)
+        return x
+
+    return sample
+
+
+def ways_for(programs: TunedPrograms, *, graphed: bool, compiled: bool) -> list[Way]:
+    """All ways of a planner, Full eager first: in CUDA graphs or not, compiled or not.
+
+    Few steps and DPM-Solver++ run on every engine that the static plan runs on.
+    """
+
+    @functools.cache
+    def stored_last() -> Planner:
+        network = channels_last(programs.variant.network)
+        denoiser = replace(programs.planner.denoiser, network=network)  # type: ignore[type-var]
+        return replace(programs.planner, denoiser=denoiser)
+
+    def make(what: str, on: str) -> Run:
+        planner = stored_last() if on == "last" else programs.planner
+        engine: Engine = "eager" if on == "eager" else "graph" if on == "graph" else "compile"
+        if what == "paper":
+            return as_run(programs.paper)
+        if what in ("static", "gated", "gated-own"):
+            program = getattr(programs, what.replace("-", "_"))
+            return run_certified(planner, program, engine, programs.variant.call(0)[0])
+        if what == "full" and on not in ("eager", "compiled"):
+            return run_program(planner, programs.full, engine)
+        if what == "full" and on == "compiled":  # guards of earlier networks count towards a limit
+            torch.compiler.reset()
+        if engine == "compile":
+            planner = replace(planner, denoiser=CompiledDenoiser(planner.denoiser))
+        if what == "full":
+            return plain(planner)
+        if what == "network":
+            sample, count = network_alone(planner, programs.static), programs.count
+        else:
+            alternative = programs.alternative(_ALTERNATIVES[what])
+            sample, count = alternative.sample(planner), alternative.evaluations
+        return fixed_cost(GraphedSample(planner, sample) if graphed else sample, count)
+
+    ways = []
+    for on, whats in ON_CUDA if graphed else ON_CPU:
+        label = on.replace("-", " ")
+        if on == "last":
+            label = "compiled graph" if graphed else "compiled"
+        for what in whats:
+            title = _TITLES[what].format(programs.count) + ", channels last" * (on == "last")
+            way = Way(f"{what}-{on}", title, label, functools.partial(make, what, on))
+            # Random weights make all calls alike: nothing for a gate to adapt to.
+            adapts = programs.variant.trained or what != "gated-own"
+            if adapts and (compiled or "compiled" not in label):
+                ways.append(way)
+    return ways
