@@ -9,8 +9,7 @@ what a deployed cache meets is another matter (docs/paper.md).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +20,10 @@ from torch import Tensor
 from muninn.certify.risk import order_statistic, require_risk, units_needed
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
-from muninn.paper import archive
+from muninn.paper.archive import Archived
 from muninn.paper.ghost import GhostPairs
 
 POINTS = 256
-_KIND = "envelope-1"
 _RANGE = (0.001, 0.999)  # of the calibration scores, spanned by the grid
 _SMALLEST = 1e-12  # a score of zero has no place on a log grid; fp32 features resolve far less
 _Float32Array = npt.NDArray[np.float32]
@@ -146,23 +144,16 @@ def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array,
     grid = np.geomspace(low, high, POINTS).astype(np.float32)
     for point in range(1, POINTS):  # a narrow range has fewer fp32 numbers than points
         grid[point] = max(grid[point], np.nextafter(grid[point - 1], np.float32(np.inf)))
-    return grid, _rounded_up(envelope(grid.astype(np.float64)))
-
-
-def _rounded_up(values: FloatArray) -> _Float32Array:
-    """The nearest fp32 numbers that are not below."""
-    nearest = values.astype(np.float32)
-    above: _Float32Array = np.where(
-        nearest < values, np.nextafter(nearest, np.float32(np.inf)), nearest
-    )
-    return above
+    exact = envelope(grid.astype(np.float64))
+    upper = exact.astype(np.float32)
+    return grid, np.where(upper < exact, np.nextafter(upper, np.float32(np.inf)), upper)
 
 
 # -- all steps ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Envelope:
+class Envelope(Archived):
     """Tables of U_t for all eligible steps, and where they come from.
 
     Attributes:
@@ -175,6 +166,8 @@ class Envelope:
         index: k, which of the sorted residuals was taken.
         void: k had to be lowered to the largest residual, so the level was not reached.
     """
+
+    kind: ClassVar[str] = "envelope-1"
 
     eligible: tuple[int, ...]
     grid: Tensor
@@ -218,43 +211,14 @@ class Envelope:
                 f"step {step} has no envelope; eligible are {self.eligible[0]} to "
                 f"{self.eligible[-1]} ({len(self.eligible)} steps)"
             ) from None
-        grid, upper = (table[row] for table in self._on(score.device))
+        if score.device not in self._tables:  # moved to a device once
+            self._tables[score.device] = self.grid.to(score.device), self.upper.to(score.device)
+        grid, upper = (table[row] for table in self._tables[score.device])
         inside = score.to(torch.float32).clamp(grid[0], grid[-1]).contiguous()
         right = torch.searchsorted(grid, inside, right=True).clamp_(1, POINTS - 1)
         left = right - 1
         weight = (inside - grid[left]) / (grid[right] - grid[left])
         return torch.lerp(upper[left], upper[right], weight)
-
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both tables on a device, moved there once."""
-        if device not in self._tables:
-            self._tables[device] = (self.grid.to(device), self.upper.to(device))
-        return self._tables[device]
-
-    def save(self, path: str | Path) -> Path:
-        """Write the envelope to a safetensors file."""
-        fields = {name: getattr(self, name) for name in _PLAIN}
-        fields["eligible"] = list(self.eligible)
-        arrays = {"grid": self.grid.cpu().numpy(), "upper": self.upper.cpu().numpy()}
-        return archive.write(path, _KIND, fields, arrays)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Envelope:
-        """Read an envelope.
-
-        Raises:
-            InputError: the file is missing, damaged, or holds something else.
-        """
-        fields, arrays = archive.read(path, _KIND)
-        try:
-            plain: dict[str, Any] = {name: fields[name] for name in _PLAIN}
-            grid, upper = (torch.from_numpy(arrays[name]) for name in ("grid", "upper"))
-            return cls(tuple(fields["eligible"]), grid, upper, **plain)
-        except (KeyError, TypeError, InputError) as error:
-            raise InputError(f"{path}: damaged envelope ({error}); fit again") from error
-
-
-_PLAIN = ("risk", "samples", "calls", "index", "void")
 
 
 def fit_envelope(

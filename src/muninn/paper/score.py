@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from muninn.errors import InputError
 
@@ -40,8 +41,8 @@ def cosine(current: Tensor, previous: Tensor) -> Tensor:
     >>> cosine(torch.tensor([[0.0, 2.0]]), torch.tensor([[5.0, 0.0]]))
     tensor([1.])
     """
-    current, previous = _prepared(current, previous)
-    return 0.5 * (_direction(current) - _direction(previous)).square().sum(dim=1)
+    one, other = (normalize(feature, eps=OMEGA) for feature in _prepared(current, previous))
+    return 0.5 * (one - other).square().sum(dim=1)
 
 
 def l2(current: Tensor, previous: Tensor) -> Tensor:
@@ -58,17 +59,8 @@ def l2(current: Tensor, previous: Tensor) -> Tensor:
 SCORES: dict[str, Score] = {"relative_l1": relative_l1, "cosine": cosine, "l2": l2}
 
 
-def _direction(feature: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(feature, dim=1, keepdim=True)
-    return feature / length.clamp_min(OMEGA)
-
-
 def _prepared(current: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-    """Both features in float32.
-
-    Raises:
-        InputError: if they are not two (batch, width) tensors of one shape.
-    """
+    """Both features in float32; raises InputError unless both are (batch, width)."""
     if current.ndim != 2 or current.shape != previous.shape:
         raise InputError(
             f"a score compares two features of one shape (batch, width), got "
