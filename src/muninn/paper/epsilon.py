@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from muninn.context import Context
 from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Sampler
 
 
@@ -38,6 +40,14 @@ def used_epsilon(sampler: Sampler, x: Tensor, prediction: Tensor, step: int) -> 
     return (x - level.signal * sample) / level.noise
 
 
+def reused(
+    planner: Planner, x: Tensor, epsilon: Tensor, step: int, noise: Noise, context: Context
+) -> Tensor:
+    """State after a step with a kept noise prediction, (batch, *shape), conditioned."""
+    after = planner.sampler.step(x, epsilon, step, noise.at(step, slice(None)), "epsilon")
+    return after if planner.condition is None else planner.condition(after, context)
+
+
 def eligible_steps(
     steps: int, prefix: int | None = None, suffix: int | None = None
 ) -> tuple[int, ...]:
@@ -48,8 +58,8 @@ def eligible_steps(
 
     Args:
         steps: T, of the sampler.
-        prefix: steps at the noisy end that are always evaluated; ceil(0.10 T) by default.
-        suffix: steps at the clean end that are always evaluated; ceil(0.10 T) by default.
+        prefix, suffix: steps at the noisy and at the clean end that are always evaluated;
+            ceil(0.10 T) by default.
 
     Raises:
         InputError: a count is negative, or no step is left.

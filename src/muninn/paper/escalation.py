@@ -1,9 +1,9 @@
 """The paper's escalation: driven by ``rho = Dhat / tolerance``, with risk ``alpha / M`` per sample.
 
-The machine is :class:`muninn.loop.escalation.Escalation`; this is its published configuration. ``Dhat``
-is not a bound on the deviation, and a union bound over samples does not cover calls that were
-picked for being hard (docs/paper.md, docs/closed_loop.md): for a promise use the machine's own
-defaults and :func:`muninn.loop.escalated.certify_escalated`.
+This is the published configuration of :class:`muninn.loop.escalation.Escalation`. ``Dhat`` is not
+a bound on the deviation, and a union bound over samples does not cover calls that were picked for
+being hard (docs/paper.md, docs/closed_loop.md): for a promise use the machine's own defaults and
+:func:`muninn.loop.escalated.certify_escalated`.
 """
 
 from __future__ import annotations
@@ -46,28 +46,13 @@ def paper_escalation(
     )
 
 
-def candidate_risk(risk: float, candidates: int) -> float:
-    """Risk at which each of M samples is calibrated, ``alpha / M``.
-
-    The envelope divides it by the eligible steps, ``alpha / (M |T_cache|)``: pass it to
-    :func:`muninn.paper.fit_envelope`, which says how many calls that takes.
-
-    >>> candidate_risk(0.05, 4)
-    0.0125
-    """
-    if not 0.0 < risk < 1.0 or candidates < 1:
-        raise InputError(
-            f"risk lies between 0 and 1 and candidates is at least 1, got {risk} and {candidates}"
-        )
-    return risk / candidates
-
-
 class PaperPrograms:
     """What the published method may be asked for.
 
     Args:
         cached: the policy at risk ``alpha``.
-        resampled: the policy at risk ``alpha / M``, for multi-sample selection.
+        resampled: the policy at risk ``alpha / M``, for multi-sample selection; its envelope is
+            ``fit_envelope(pairs, alpha, samples=M)``.
         screen: of the platform.
     """
 
@@ -93,7 +78,6 @@ class PaperPrograms:
         if source == "resampled":
             return self.resampled
         if source == "full":
-            return ProbedPlanner(
-                self.cached.planner, self.cached.probe, self.cached.gate, eligible=()
-            )
+            own = self.cached
+            return ProbedPlanner(own.planner, own.probe, own.gate, eligible=())
         raise InputError(f"the published method has no family, so no member {source}")

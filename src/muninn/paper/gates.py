@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from muninn.model.planner import Planner
 from muninn.paper.envelope import Envelope
 
 Units = Literal["algorithm", "appendix", "mended"]
-UNITS: tuple[Units, ...] = ("algorithm", "appendix", "mended")
+UNITS: tuple[Units, ...] = get_args(Units)
 
 
 class Gate(Protocol):
@@ -66,7 +66,7 @@ class Budget:
             return torch.zeros_like(allowed), torch.zeros_like(state), state
         cost = self.weights[step] * self.envelope(step, score)
         reuse = allowed & (cost <= state)
-        cost = torch.where(reuse, cost, torch.zeros_like(cost))
+        cost = torch.where(reuse, cost, 0.0)
         return reuse, cost, state - cost
 
 
@@ -109,7 +109,7 @@ class Threshold:
     threshold: float
 
     def start(self, rows: int, device: torch.device) -> Tensor:
-        """No state."""
+        """Nothing accumulated."""
         return torch.zeros(rows, device=device)
 
     def decide(
@@ -119,19 +119,12 @@ class Threshold:
         return allowed & (score < self.threshold), torch.zeros_like(state), state
 
 
-@dataclass(frozen=True)
-class Accumulated:
+class Accumulated(Threshold):
     """TeaCache-style: reuse until the probe's changes since the last evaluation add up.
 
     TeaCache also rescales the changes by a polynomial fitted to one image or video model; there
     is none for planners, so the sum is taken as it is.
     """
-
-    threshold: float
-
-    def start(self, rows: int, device: torch.device) -> Tensor:
-        """Nothing accumulated."""
-        return torch.zeros(rows, device=device)
 
     def decide(
         self, step: int, score: Tensor, allowed: Tensor, state: Tensor
@@ -139,4 +132,4 @@ class Accumulated:
         """Add the score, compare the sum, and start again where a step is evaluated."""
         total = state + score
         reuse = allowed & (total < self.threshold)
-        return reuse, torch.zeros_like(state), torch.where(reuse, total, torch.zeros_like(total))
+        return reuse, torch.zeros_like(state), torch.where(reuse, total, 0.0)

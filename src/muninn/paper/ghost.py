@@ -24,7 +24,7 @@ from muninn.model.denoiser import check_prediction
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
 from muninn.paper.archive import Archived
-from muninn.paper.epsilon import eligible_steps, require_eligible, used_epsilon
+from muninn.paper.epsilon import eligible_steps, require_eligible, reused, used_epsilon
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
 from muninn.progress import Advance, Task
@@ -142,8 +142,7 @@ def ghost_chain(
         InputError: the arguments do not fit together.
         DenoiserError: a score is not finite.
     """
-    sampler = planner.sampler
-    steps = len(sampler)
+    steps = len(planner.sampler)
     anchors = set(anchor_steps(steps, eligible, stride))
     _require_chain(planner, full_eps, probes)
     noise = planner.prepare(context, noise, None)
@@ -165,9 +164,7 @@ def ghost_chain(
                 errors[:, step] = torch.linalg.vector_norm(difference, dim=1) / size
             if step in anchors:
                 cache = full_eps[step]  # the flaw of the module docstring, as published
-        x = sampler.step(x, cache, step, noise.at(step, slice(None)), "epsilon")
-        if planner.condition is not None:
-            x = planner.condition(x, context)
+        x = reused(planner, x, cache, step, noise, context)
     for probe, table in zip(probes, scores, strict=True):
         finite = torch.isfinite(table)
         finite[:, 0] = True  # the first step has no score

@@ -40,7 +40,7 @@ Pool = Callable[[Any], Tensor]
 class Trace:
     """All submodules up to the probe, the probed one last, and row numbers 0, 1, ... of the batch.
 
-    An object and no nest, so that :func:`muninn.context.select` passes it on whole.
+    It is no nest, so that :func:`muninn.context.select` passes it on whole.
     """
 
     rows: Tensor
@@ -58,18 +58,16 @@ class NamedSplit:
     """The split of a foreign denoiser behind one of its submodules.
 
     ``hidden`` is the pair (row numbers, trace): :func:`muninn.context.select` picks from the
-    row numbers, and the core takes those rows of what was recorded. Which tensors have the batch
-    first is seen from the *inputs* of each recorded call when a part of the rows is asked for: if
-    the first dimension of an input shrinks with the batch, outputs must have the batch first too
-    and are indexed; if no input changes (tables of positions, scalars), outputs are handed out
-    whole, even where a table happens to be as long as the batch. Other changes are refused. What
-    is neither a tensor nor a nest of them (tuple, list, dict, dataclass) is handed out unchanged.
+    row numbers, and the core takes those rows of what was recorded. The *inputs* of a recorded
+    submodule show which tensors have the batch first: if the first dimension of an input shrinks
+    with the batch, outputs are indexed too; if no input changes (tables of positions, scalars),
+    outputs are handed out whole. Other changes are refused. What is neither a tensor nor a nest
+    of them (tuple, list, dict, dataclass) is handed out unchanged.
 
-    The code between submodules runs twice, so it must be deterministic. It may work in place: the
-    stem works on copies of x and timestep, and writes of a recorded call into its inputs are
-    repeated. Whatever the denoiser does outside ``module`` runs twice as well, and so do hooks of
-    the recorded submodules, but not their forwards (except of those that only reshape). The stem
-    leaves the forward by an exception: what a network must undo belongs into its own ``finally``.
+    The code between submodules, hooks, and all that the denoiser does outside ``module`` run
+    twice, so they must be deterministic. They may work in place: the stem works on copies of x
+    and timestep, and writes of a recorded submodule into its inputs are repeated. The stem leaves
+    the forward by an exception: what a network must undo belongs into its own ``finally``.
 
     Not thread-safe: during a call, and only then, ``forward`` of submodules is replaced on the
     instances. Build a new split after adding, replacing or compiling submodules.
@@ -109,8 +107,7 @@ class NamedSplit:
         # All others are answered as a whole.
         around = {module}
         for key in [key for key, value in named.items() if value is self._target]:
-            parts = key.split(".")
-            around |= {named[".".join(parts[:count])] for count in range(1, len(parts))}
+            around |= {named[key[:dot]] for dot, letter in enumerate(key) if letter == "."}
         self._whole = {value: key for key, value in named.items() if value not in around}
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Hidden:
@@ -152,18 +149,13 @@ class NamedSplit:
         order = rows.argsort()
         if not torch.equal(rows[order], trace.rows):
             raise InputError(f"rows {rows.tolist()} name a row twice; give each row once")
-        state = x[order]
-        own = select(context, order)
+        state, own = x[order], select(context, order)
         prediction = self._replay(None, trace, state, timestep[order], own)
         x.copy_(state[rows])  # what the denoiser may have written into its input
         return prediction[rows]
 
     def feature(self, hidden: Hidden, x: Tensor) -> Tensor:
-        """The named submodule's output, pooled: (batch, width) float32.
-
-        Raises:
-            InputError: if the pool does not fit the output.
-        """
+        """The named submodule's output, pooled: (batch, width) float32; InputError if not."""
         rows, trace = hidden
 
         def taken(leaf: Any) -> Any:
@@ -260,13 +252,9 @@ class NamedSplit:
 
 
 def _unknown(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=8, cutoff=0.5)
-    listed = ", ".join(close) if close else ", ".join(names)
-    return (
-        f"the module has no submodule {name!r}; "
-        + (f"close names: {listed}" if close else f"it has: {listed or 'none'}")
-        + ". module.named_modules() lists all"
-    )
+    close = ", ".join(difflib.get_close_matches(name, names, n=8, cutoff=0.5))
+    listed = f"close names: {close}" if close else f"it has: {', '.join(names) or 'none'}"
+    return f"the module has no submodule {name!r}; {listed}. module.named_modules() lists all"
 
 
 def _once() -> StandIn:

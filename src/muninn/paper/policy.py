@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from muninn.errors import DenoiserError, InputError
 from muninn.model.denoiser import check_prediction
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
-from muninn.paper.epsilon import eligible_steps, used_epsilon
+from muninn.paper.epsilon import eligible_steps, reused, used_epsilon
 from muninn.paper.gates import Budget, Gate
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
@@ -99,16 +98,13 @@ class ProbedPlanner:
         age = torch.zeros(rows, dtype=torch.long, device=device)
         state = self.gate.start(rows, device)
         before = torch.empty(0)
-        spent: list[Tensor] = []
-        reused: list[Tensor] = []
+        spent, evaluated = list[Tensor](), list[Tensor]()
         for step in range(len(sampler)):
             told = planner.timestep(step, rows)
             hidden = split.stem(x, told, context)
             feature = split.feature(hidden, x)
-            reuse, cost = (
-                torch.zeros(rows, dtype=torch.bool, device=device),
-                torch.zeros_like(state),
-            )
+            reuse = torch.zeros(rows, dtype=torch.bool, device=device)
+            cost = torch.zeros_like(state)
             if step > 0:
                 allowed = torch.full_like(reuse, step in self.eligible)
                 if self.longest_age is not None:
@@ -117,11 +113,13 @@ class ProbedPlanner:
                 reuse, cost, state = self.gate.decide(step, score, allowed, state)
             before = feature
             spent.append(cost)
-            reused.append(reuse)
+            evaluated.append(~reuse)
             age = torch.where(reuse, age + 1, torch.zeros_like(age))
             fresh = (~reuse).nonzero().squeeze(1)
-            everything = len(fresh) == rows
-            after = x if everything else self._reuse(x, cached, step, noise, context)
+            everything, after = len(fresh) == rows, x
+            if not everything:
+                assert cached is not None  # step 0 evaluates every row
+                after = reused(planner, x, cached, step, noise, context)
             if len(fresh):
                 own: Tensor | slice = slice(None) if everything else fresh
                 at, told, known = x[own], told[own], select(context, own)
@@ -136,33 +134,19 @@ class ProbedPlanner:
             raise DenoiserError(
                 "the trajectory is not finite; check the network, its inputs and its precision"
             )
-        return x, self._record(torch.stack(reused, 1), torch.stack(spent, 1), began)
-
-    def _reuse(
-        self, x: Tensor, cached: Tensor | None, step: int, noise: Noise, context: Context
-    ) -> Tensor:
-        """The state after a step with the cached noise prediction, all rows."""
-        if cached is None:
-            raise InputError("step 0 has nothing to reuse; the gate must not ask for it")
-        planner = self.planner
-        everyone = noise.at(step, slice(None))
-        after = planner.sampler.step(x, cached.to(x.dtype), step, everyone, "epsilon")
-        return after if planner.condition is None else planner.condition(after, context)
-
-    def _record(self, reused: Tensor, spent: Tensor, began: float) -> PaperRecord:
-        evaluated: npt.NDArray[np.bool_] = (~reused).cpu().numpy()
-        costs = spent.double().cpu().numpy()
-        total = costs.sum(axis=1)
-        limit = self.gate.tolerance if isinstance(self.gate, Budget) else float("nan")
-        return PaperRecord(
-            evaluated.sum(axis=1),
-            evaluated,
+        where = torch.stack(evaluated, 1).cpu().numpy()
+        charged = torch.stack(spent, 1).double().cpu().numpy()
+        total = charged.sum(axis=1)
+        limit = self.gate.tolerance if isinstance(self.gate, Budget) else None
+        return x, PaperRecord(
+            where.sum(axis=1),
+            where,
             total,
-            (None,) * len(total),
+            (None,) * rows,
             time.perf_counter() - began,
-            bound=total if isinstance(self.gate, Budget) else None,
-            charged=costs,
-            rho=total / limit,
+            bound=None if limit is None else total,
+            charged=charged,
+            rho=total / (float("nan") if limit is None else limit),
         )
 
 

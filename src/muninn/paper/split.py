@@ -60,21 +60,11 @@ class SplitNetwork(Protocol):
     def pool(self, h: Tensor) -> Tensor: ...
 
 
-class Guidance(Protocol):
-    """What :mod:`muninn.model.denoiser`'s guidance offers beside being a denoiser."""
-
-    def guide(self, prediction: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The effective prediction, given the inner denoiser's."""
-        ...
-
-
 @dataclass(frozen=True)
 class NetworkSplit:
-    """The explicit split of a network that has ``stem``, ``core`` and ``pool``; context is unused.
+    """The split of a network that has ``stem``, ``core`` and ``pool``; context is unused.
 
-    Attributes:
-        network: see :class:`SplitNetwork`.
-        depth: 1 or 2.
+    Depth is 1, the paper's probe, or 2.
     """
 
     network: SplitNetwork
@@ -124,8 +114,7 @@ class InputSplit:
     def feature(self, hidden: None, x: Tensor) -> Tensor:
         """Frames (batch, ..., channels), normalised and averaged: (batch, channels).
 
-        Raises:
-            InputError: if a frame has one channel: normalised, it is zero whatever the state.
+        Raises InputError if a frame has one channel: normalised, it is zero whatever the state.
         """
         if x.ndim < 2 or x.shape[-1] < 2:
             raise InputError(
@@ -148,7 +137,7 @@ class GuidedSplit:
         split: of the denoiser inside ``guidance``, and of no other.
     """
 
-    guidance: Guidance
+    guidance: Any
     split: Split
 
     def __post_init__(self) -> None:
@@ -165,7 +154,8 @@ class GuidedSplit:
     def core(self, hidden: Any, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
         """The guided prediction."""
         prediction = self.split.core(hidden, x, timestep, context)
-        return self.guidance.guide(prediction, x, timestep, context)
+        guided: Tensor = self.guidance.guide(prediction, x, timestep, context)
+        return guided
 
     def feature(self, hidden: Any, x: Tensor) -> Tensor:
         """The inner split's."""
@@ -185,19 +175,14 @@ class Probe:
 
 
 def split_of(denoiser: Any, depth: str = "stem-1") -> Split:
-    """The split of a denoiser made of our parts.
+    """The split of a planner's denoiser that is made of our parts.
 
     Takes a network with ``stem``, ``core`` and ``pool``; an object that holds such a network as
-    ``network``, and nothing else, and calls it as ``network(x, timestep)`` (as
-    ``bench.maze_planner.InpaintedDenoiser`` does); and guidance around either. With depth
-    ``input`` it takes any denoiser.
-
-    Args:
-        denoiser: of the planner.
-        depth: one of ``DEPTHS``.
+    ``network``, and nothing else, and calls it as ``network(x, timestep)``; and guidance around
+    either. With depth ``input`` it takes any denoiser.
 
     Raises:
-        InputError: for another depth, or a denoiser whose stem cannot be known.
+        InputError: the depth is none of ``DEPTHS``, or the denoiser's stem cannot be known.
     """
     if depth not in DEPTHS:
         raise InputError(f"unknown probe depth {depth!r}; choose one of {', '.join(DEPTHS)}")
@@ -205,7 +190,8 @@ def split_of(denoiser: Any, depth: str = "stem-1") -> Split:
         return GuidedSplit(denoiser, split_of(denoiser.denoiser, depth))
     network = _network_of(denoiser)
     if depth == "input":
-        return InputSplit(denoiser if network is not denoiser else _without_context(denoiser))
+        bare = network is denoiser  # called without a context
+        return InputSplit((lambda x, timestep, _: denoiser(x, timestep)) if bare else denoiser)
     if network is None:
         raise InputError(
             f"the stem of {type(denoiser).__name__} is not known. Either give its network the "
@@ -227,18 +213,8 @@ def _network_of(denoiser: Any) -> Any:
     return None
 
 
-def _without_context(network: SplitNetwork) -> Denoiser:
-    def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        return network(x, timestep)
-
-    return denoiser
-
-
 def _missing(network: Any) -> list[str]:
-    """What a network lacks of :class:`SplitNetwork`.
-
-    Many networks have a *layer* called stem or pool; only ours take a depth.
-    """
+    """What a network lacks of :class:`SplitNetwork`; a *layer* named stem takes no depth."""
     missing = []
     for name in ("stem", "core", "pool"):
         method = getattr(network, name, None)
