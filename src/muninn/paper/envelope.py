@@ -1,9 +1,9 @@
 """The conformal envelope of the paper: an upper bound on the reuse error of each step, by score.
 
-For every eligible step an isotonic regression m_t of error on score, a conformal quantile q_t of
+Each eligible step has an isotonic regression m_t of error on score, a conformal quantile q_t of
 its residuals on other calls, and ``U_t(s) = max(m_t(s) + q_t, 0)`` as a table (paper,
 "Split-conformal regression details"). It covers errors *of the ghost chain* on exchangeable calls;
-what a deployed cache meets is another matter (docs/paper.md).
+a deployed cache meets others (docs/paper.md).
 """
 
 from __future__ import annotations
@@ -27,9 +27,6 @@ POINTS = 256
 _RANGE = (0.001, 0.999)  # of the calibration scores, spanned by the grid
 _SMALLEST = 1e-12  # a score of zero has no place on a log grid; fp32 features resolve far less
 _Float32Array = npt.NDArray[np.float32]
-
-
-# -- how many calls ----------------------------------------------------------------------------
 
 
 def step_risk(risk: float, eligible_count: int, samples: int = 1) -> float:
@@ -80,18 +77,9 @@ def calls_needed(risk: float, eligible_count: int, samples: int = 1) -> int:
     return max(2 * residuals_needed(risk, eligible_count, samples) - 1, 2)
 
 
-# -- one step ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class StepEnvelope:
-    """U_t of one step before it is tabulated: ``max(m_t(s) + quantile, 0)``.
-
-    Attributes:
-        scores: knots of m_t, increasing.
-        errors: m_t at the knots, nondecreasing.
-        quantile: q_t, the conformal residual.
-    """
+    """U_t of one step before it is tabulated, with m_t by its knots and q_t, the quantile."""
 
     scores: FloatArray
     errors: FloatArray
@@ -123,9 +111,7 @@ def fit_step(
 ) -> StepEnvelope:
     """Isotonic regression on one half, the ``index``-th smallest residual of the other.
 
-    Args:
-        train, held: (scores, errors) of the calls of each half, all 1-D.
-        index: k_t, counted from 1.
+    Each half is (scores, errors) of its calls, 1-D; the index k_t counts from 1.
     """
     fit = IsotonicRegression(y_min=0.0, increasing=True, out_of_bounds="clip").fit(*train)
     knots, fitted = fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float)
@@ -136,9 +122,8 @@ def fit_step(
 def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array, _Float32Array]:
     """The envelope on a log grid over the 0.1% to 99.9% range of the given scores.
 
-    Returns:
-        Grid and values, both (256,) fp32. The grid increases strictly, even where all scores are
-        equal; values are rounded up, so on the grid they are never below the envelope.
+    Grid and values are (256,) fp32. The grid increases strictly, even where all scores are equal;
+    values are rounded up, so on the grid they are never below the envelope.
     """
     low, high = np.maximum(np.quantile(scores, _RANGE), _SMALLEST)
     grid = np.geomspace(low, high, POINTS).astype(np.float32)
@@ -147,9 +132,6 @@ def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array,
     exact = envelope(grid.astype(np.float64))
     upper = exact.astype(np.float32)
     return grid, np.where(upper < exact, np.nextafter(upper, np.float32(np.inf)), upper)
-
-
-# -- all steps ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,14 +177,9 @@ class Envelope(Archived):
             raise InputError("grid must increase strictly along each row; fit the envelope again")
 
     def __call__(self, step: int, score: Tensor) -> Tensor:
-        """Upper bound on the reuse error at a step, by linear interpolation in the table.
+        """Upper bounds on the reuse error at an eligible step, (batch,) fp32.
 
-        Args:
-            step: an eligible step index.
-            score: (batch,), on any device; clamped to the grid. NaN gives NaN.
-
-        Returns:
-            (batch,) fp32, on the device of ``score``.
+        They are interpolated in the table; scores (batch,) are clamped to the grid, NaN gives NaN.
         """
         try:
             row = self.eligible.index(step)
@@ -237,17 +214,16 @@ def fit_envelope(
     Raises:
         CalibrationError: too few calls; says how many are needed in all.
     """
-    count = len(pairs.eligible)
-    alpha = step_risk(risk, count, samples)
+    sharing = risk, len(pairs.eligible), samples
     train, held = split_calls(pairs.calls, seed)
-    index = conformal_index(len(held), risk, count, samples)
+    index = conformal_index(len(held), *sharing)
     void = index > len(held)
     if void and strict:
         raise CalibrationError(
             f"{pairs.calls} calls give {len(held)} residuals per step, but risk {risk:g} shared by "
-            f"{count} eligible steps and {samples} sample(s) is {alpha:.3g} per step and needs "
-            f"{residuals_needed(risk, count, samples)}: give at least "
-            f"{calls_needed(risk, count, samples)} calls in all, accept a higher risk, or pass "
+            f"{len(pairs.eligible)} eligible steps and {samples} sample(s) is "
+            f"{step_risk(*sharing):.3g} per step and needs {residuals_needed(*sharing)}: give at "
+            f"least {calls_needed(*sharing)} calls in all, accept a higher risk, or pass "
             "strict=False for the published rule, whose level is then not reached"
         )
     index = min(index, len(held))

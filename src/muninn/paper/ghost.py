@@ -93,11 +93,9 @@ def anchor_steps(steps: int, eligible: Sequence[int], stride: int = STRIDE) -> t
 
 @torch.no_grad()
 def full_chain(planner: Planner, context: Context, noise: Noise) -> tuple[list[Tensor], Tensor]:
-    """Full compute, keeping the effective noise prediction of every step.
+    """Full compute: the effective noise prediction (batch, *shape) of every step, and trajectories.
 
-    Returns:
-        One tensor (batch, *shape) per step, and the trajectory, bit-identical to
-        :meth:`muninn.model.planner.Planner.sample` with the same noise.
+    These are bit-identical to :meth:`muninn.model.planner.Planner.sample` with the same noise.
 
     Raises:
         DenoiserError: a prediction has the wrong type, shape or device, or is not finite.
@@ -128,8 +126,7 @@ def ghost_chain(
     """The ghost chain of Algorithm 2; runs stems of the network, never its core.
 
     Args:
-        planner: whose sampler and conditioning the ghost follows.
-        full_eps: what :func:`full_chain` kept on the same context and noise.
+        full_eps: what :func:`full_chain` kept for this planner on the same context and noise.
         probes: all measured on one chain, since its states do not depend on them.
         eligible: step indices at which reuse is allowed.
         stride: steps between anchors inside the eligible band.
@@ -183,11 +180,9 @@ def collect_pairs(
     batch_size: int = 32,
     task: Task | None = None,
 ) -> list[GhostPairs]:
-    """Algorithm 2 over many calls: one set of pairs per probe.
+    """Algorithm 2 over many calls of the planner to deploy: one set of pairs per probe.
 
     Args:
-        planner: what will be deployed.
-        probes: all measured on the same chains.
         calls: contexts like those to come, one row per call; or a number of calls for a planner
             without context.
         eligible: step indices at which reuse is allowed; :func:`eligible_steps` by default.

@@ -32,11 +32,7 @@ class _ProbedRows(Rows):
 class ProbeGatedRuntime(RoundRuntime):
     """Forecasts between the steps at which a gate over the probe asks for an evaluation.
 
-    Args:
-        planner: what is cached.
-        forecast: what stands in for an evaluation.
-        probe: stem and score.
-        gate: :class:`muninn.paper.Threshold` or :class:`muninn.paper.Accumulated`.
+    The gate is a :class:`muninn.paper.Threshold` or :class:`muninn.paper.Accumulated`.
     """
 
     def __init__(self, planner: Planner, forecast: Forecast, probe: Probe, gate: Gate) -> None:

@@ -177,18 +177,14 @@ def require_eager(denoiser: Any, module: Any) -> None:
     compiled = "_torchdynamo_orig_callable"
     parts = {f"submodule {name!r}": part for name, part in module.named_modules() if name}
     for name, part in {"module": module, **parts, "denoiser": denoiser}.items():
-        kind = None
-        if isinstance(part, torch.jit.ScriptModule):
-            kind = "scripted"
-        elif isinstance(part, nn.DataParallel):
-            kind = "data-parallel"
-        elif (
-            hasattr(part, compiled)
+        kinds = {
+            "scripted": isinstance(part, torch.jit.ScriptModule),
+            "data-parallel": isinstance(part, nn.DataParallel),
+            "compiled": hasattr(part, compiled)
             or hasattr(getattr(part, "forward", None), compiled)
-            or getattr(part, "_compiled_call_impl", None) is not None
-        ):
-            kind = "compiled"
-        if kind:
+            or getattr(part, "_compiled_call_impl", None) is not None,
+        }
+        for kind in (kind for kind, found in kinds.items() if found):
             raise InputError(
                 f"{name} is {kind}, so calls in it cannot be recorded; give the plain network, and "
                 "a denoiser that calls that"

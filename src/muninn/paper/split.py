@@ -44,30 +44,15 @@ class Split(Protocol):
         ...
 
 
-class SplitNetwork(Protocol):
-    """What a network offers so that :class:`NetworkSplit` can take it apart.
+@dataclass(frozen=True)
+class NetworkSplit:
+    """The split of a network that has ``stem``, ``core`` and ``pool``; context is unused.
 
     ``core(stem(x, t, depth), x, t, depth)`` equals ``network(x, t)``; depth 1 is the paper's probe,
     2 a deeper one; ``pool`` maps the stem's features to (batch, width).
     """
 
-    def __call__(self, x: Tensor, t: Tensor, /) -> Tensor: ...
-
-    def stem(self, x: Tensor, t: Tensor, depth: int = 1) -> Tensor: ...
-
-    def core(self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1) -> Tensor: ...
-
-    def pool(self, h: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class NetworkSplit:
-    """The split of a network that has ``stem``, ``core`` and ``pool``; context is unused.
-
-    Depth is 1, the paper's probe, or 2.
-    """
-
-    network: SplitNetwork
+    network: Any
     depth: int = 1
 
     def __post_init__(self) -> None:
@@ -81,17 +66,19 @@ class NetworkSplit:
         if self.depth not in (1, 2):
             raise InputError(f"depth is 1 (the paper's probe) or 2, got {self.depth!r}")
 
-    def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
+    def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Any:
         """The network's own features, batch first."""
         return self.network.stem(x, timestep, depth=self.depth)
 
     def core(self, hidden: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
         """The network's prediction, from the stem's features on."""
-        return self.network.core(hidden, x, timestep, depth=self.depth)
+        prediction: Tensor = self.network.core(hidden, x, timestep, depth=self.depth)
+        return prediction
 
     def feature(self, hidden: Tensor, x: Tensor) -> Tensor:
         """Pooled features, (batch, width); pooled in float32."""
-        return self.network.pool(hidden.float())
+        pooled: Tensor = self.network.pool(hidden.float())
+        return pooled
 
 
 @dataclass(frozen=True)
@@ -127,14 +114,10 @@ class InputSplit:
 
 @dataclass(frozen=True)
 class GuidedSplit:
-    """A split under guidance: the probe of the inner denoiser, guidance in the core.
+    """The split of the denoiser inside a guidance, with the guidance's ``guide`` in the core.
 
     With classifier-free guidance the stem is that of the conditional forward; the unconditional
     one runs whole, in the core. A step that reuses runs neither, nor a gradient.
-
-    Attributes:
-        guidance: ``ClassifierFreeGuidance``, ``GradientGuidance`` or anything with their ``guide``.
-        split: of the denoiser inside ``guidance``, and of no other.
     """
 
     guidance: Any
@@ -214,7 +197,7 @@ def _network_of(denoiser: Any) -> Any:
 
 
 def _missing(network: Any) -> list[str]:
-    """What a network lacks of :class:`SplitNetwork`; a *layer* named stem takes no depth."""
+    """What a network lacks for :class:`NetworkSplit`; a *layer* named stem takes no depth."""
     missing = []
     for name in ("stem", "core", "pool"):
         method = getattr(network, name, None)
