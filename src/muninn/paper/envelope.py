@@ -47,10 +47,12 @@ def step_risk(risk: float, eligible_count: int, samples: int = 1) -> float:
 def conformal_index(residuals: int, risk: float, eligible_count: int, samples: int = 1) -> int:
     """k = ceil((n + 1)(1 - alpha_step)) for n residuals; n + 1 where no residual is high enough.
 
-    >>> conformal_index(2048, 0.05, 80), conformal_index(2048, 0.05, 120)
-    (2048, 2049)
-    >>> conformal_index(99, 0.1, 1), conformal_index(100, 0.1, 1)
-    (90, 91)
+    >>> (
+    ...     conformal_index(99, 0.1, 1),
+    ...     conformal_index(2048, 0.05, 80),
+    ...     conformal_index(2048, 0.05, 120),
+    ... )
+    (90, 2048, 2049)
     """
     alpha = step_risk(risk, eligible_count, samples)
     return residuals + 1 - order_statistic(residuals, alpha, None)
@@ -59,10 +61,8 @@ def conformal_index(residuals: int, risk: float, eligible_count: int, samples: i
 def residuals_needed(risk: float, eligible_count: int, samples: int = 1) -> int:
     """Smallest calibration half n with ``n + 1 >= 1 / alpha_step``.
 
-    >>> residuals_needed(0.05, 80), residuals_needed(0.05, 120)
-    (1599, 2399)
-    >>> residuals_needed(0.05, 80, samples=4), residuals_needed(0.01, 80)
-    (6399, 7999)
+    >>> residuals_needed(0.05, 80), residuals_needed(0.05, 120), residuals_needed(0.05, 80, 4)
+    (1599, 2399, 6399)
     """
     return units_needed(step_risk(risk, eligible_count, samples), None)
 

@@ -57,8 +57,9 @@ class PaperPrograms:
     """
 
     def __init__(self, cached: ProbedPlanner, resampled: ProbedPlanner, screen: Screen) -> None:
+        full = ProbedPlanner(cached.planner, cached.probe, cached.gate, eligible=())
+        self._policies = {"cached": cached, "resampled": resampled, "full": full}
         self.cached = cached
-        self.resampled = resampled
         self.screen = screen
 
     def run(self, job: Job) -> Plans:
@@ -73,11 +74,6 @@ class PaperPrograms:
         return len(self._policy(source).planner.sampler)
 
     def _policy(self, source: Source | int) -> ProbedPlanner:
-        if source == "cached":
-            return self.cached
-        if source == "resampled":
-            return self.resampled
-        if source == "full":
-            own = self.cached
-            return ProbedPlanner(own.planner, own.probe, own.gate, eligible=())
-        raise InputError(f"the published method has no family, so no member {source}")
+        if source not in self._policies:
+            raise InputError(f"the published method has no family, so no member {source}")
+        return self._policies[source]

@@ -26,16 +26,15 @@ class Gate(Protocol):
     def decide(
         self, step: int, score: Tensor, allowed: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Which rows reuse at ``step``, what that costs them, and the next state.
+        """Which rows reuse at ``step``, what that costs them, and the next state; each (rows,).
+
+        The cost is zero where nothing is reused.
 
         Args:
             step: position in the sampler, 0 is the noisiest.
             score: of this step's probe against the last one's, (rows,) float32.
             allowed: rows that may reuse here, (rows,) bool.
             state: from the last decision, (rows,) float32.
-
-        Returns:
-            (reuse, cost, state), each (rows,); cost is zero where nothing is reused.
         """
         ...
 
@@ -86,8 +85,7 @@ def paper_budget(
     ``L_t U_t``.
 
     Args:
-        planner: gives the path coefficients L_t of its sampler in epsilon form.
-        envelope: calibrated bounds.
+        planner: its sampler gives the path coefficients L_t, in epsilon form.
         tolerance: on the deviation, in the metric ``rms_step``.
         units: which of the three.
         sensitivity: False sets L_t = 1, the paper's ablation (iii).

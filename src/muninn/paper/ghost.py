@@ -36,10 +36,8 @@ STRIDE = 4
 class GhostPairs(Archived):
     """Scores and errors of one probe, the calibration sets S_cal(t) of all steps.
 
-    Attributes:
-        scores: (calls, steps) float64; NaN at step 0, which has no score.
-        errors: (calls, steps) float64; NaN at steps that are not eligible.
-        eligible: step indices at which reuse is allowed.
+    Both are (calls, steps) float64, with NaN scores at step 0 and NaN errors at steps that are
+    not eligible.
     """
 
     kind: ClassVar[str] = "ghost-pairs-1"
@@ -77,7 +75,7 @@ class GhostPairs(Archived):
 
 
 def anchor_steps(steps: int, eligible: Sequence[int], stride: int = STRIDE) -> tuple[int, ...]:
-    """Step indices at which the ghost chain takes and caches the full prediction, the set A.
+    """The set A of steps at which the ghost chain takes and caches the full prediction.
 
     All steps that are not eligible, and those whose t = steps - index is a multiple of the stride.
 
@@ -141,7 +139,18 @@ def ghost_chain(
     """
     steps = len(planner.sampler)
     anchors = set(anchor_steps(steps, eligible, stride))
-    _require_chain(planner, full_eps, probes)
+    if not probes:
+        raise InputError("probes is empty; give at least one Probe")
+    if len(full_eps) != steps:
+        raise InputError(
+            f"full_eps has {len(full_eps)} steps but the sampler has {steps}; pass what full_chain "
+            "returned for this planner"
+        )
+    if any(step.signal == 0.0 for step in planner.sampler.steps):
+        raise InputError(
+            f"{planner.sampler.name} starts from pure noise, where a noise prediction says nothing "
+            "of the trajectory; the published method needs a DDPM or DDIM sampler"
+        )
     noise = planner.prepare(context, noise, None)
     x = planner.start(noise, context)
     size, exact = float(x[0].numel()) ** 0.5, torch.promote_types(full_eps[0].dtype, torch.float32)
@@ -222,23 +231,6 @@ def _features(
     timestep = planner.timestep(step, len(x))
     splits = {id(probe.split): probe.split for probe in probes}
     return {key: own.feature(own.stem(x, timestep, context), x) for key, own in splits.items()}
-
-
-def _require_chain(planner: Planner, full_eps: Sequence[Tensor], probes: Sequence[Probe]) -> None:
-    if not probes:
-        raise InputError("probes is empty; give at least one Probe")
-    if len(full_eps) != len(planner.sampler):
-        raise InputError(
-            f"full_eps has {len(full_eps)} steps but the sampler has {len(planner.sampler)}; pass "
-            "what full_chain returned for this planner"
-        )
-    for index, step in enumerate(planner.sampler.steps):
-        if step.signal == 0.0:
-            raise InputError(
-                f"step {index} of {planner.sampler.name} starts from pure noise, where a noise "
-                "prediction says nothing of the trajectory; the published method needs a DDPM or "
-                "DDIM sampler"
-            )
 
 
 def _require_finite(finite: Tensor, what: str) -> None:

@@ -97,7 +97,12 @@ class NamedSplit:
         require_eager(denoiser, module)
         named = dict(module.named_modules(remove_duplicate=False))
         if not name or name not in named:
-            raise InputError(_unknown(name, [key for key in named if key]))
+            known = [key for key in named if key]
+            close = ", ".join(difflib.get_close_matches(name, known, n=8, cutoff=0.5))
+            listed = f"close names: {close}" if close else f"it has: {', '.join(known) or 'none'}"
+            raise InputError(
+                f"the module has no submodule {name!r}; {listed}. module.named_modules() lists all"
+            )
         self.denoiser = denoiser
         self.module = module
         self.name = name
@@ -111,11 +116,7 @@ class NamedSplit:
         self._whole = {value: key for key, value in named.items() if value not in around}
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Hidden:
-        """Run up to the named submodule, and not further.
-
-        Raises:
-            InputError: the submodule is not called, or its output has not one row per call.
-        """
+        """Run up to the named submodule; InputError if it is not called or returns no rows."""
         trace = Trace(torch.arange(len(x), device=x.device))
         with replaced([self.module], _once()), replaced(self._whole, self._recorder(trace)):
             try:
@@ -164,14 +165,17 @@ class NamedSplit:
             whole = rows is trace.rows or leaf.value.shape[:1] != trace.rows.shape
             return leaf.value if whole else leaf.value[rows]
 
-        output = rebuilt(trace.recorded[-1].output, taken)
-        pooled = self._pooled(output)
+        pooled = output = rebuilt(trace.recorded[-1].output, taken)
+        if callable(self.pool):
+            pooled = self.pool(output)
+        elif (axis := POOLS[self.pool]) is not None:
+            fits = isinstance(output, Tensor) and output.ndim == 3
+            pooled = output.float().mean(dim=axis) if fits else None
         if not isinstance(pooled, Tensor) or pooled.ndim != 2 or len(pooled) != len(rows):
             seen = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise InputError(
                 f"pool {self.pool!r} does not give ({len(rows)}, width) from the output of "
-                f"{self.name!r}, {seen}; choose one of {', '.join(POOLS)}, or give a "
-                "function that does"
+                f"{self.name!r}, {seen}; choose one of {', '.join(POOLS)}, or give a function"
             )
         return pooled.float()
 
@@ -241,20 +245,6 @@ class NamedSplit:
                 "the batch as its first dimension. A denoiser that doubles its batch for "
                 "classifier-free guidance must be written with ClassifierFreeGuidance"
             )
-
-    def _pooled(self, output: Any) -> Any:
-        if callable(self.pool):
-            return self.pool(output)
-        axis = POOLS[self.pool]
-        if axis is None or not isinstance(output, Tensor):
-            return output
-        return output.float().mean(dim=axis) if output.ndim == 3 else None
-
-
-def _unknown(name: str, names: list[str]) -> str:
-    close = ", ".join(difflib.get_close_matches(name, names, n=8, cutoff=0.5))
-    listed = f"close names: {close}" if close else f"it has: {', '.join(names) or 'none'}"
-    return f"the module has no submodule {name!r}; {listed}. module.named_modules() lists all"
 
 
 def _once() -> StandIn:

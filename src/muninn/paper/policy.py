@@ -33,10 +33,8 @@ class PaperRecord(Record):
     """What happened in one call of the published method.
 
     ``bound`` and ``estimate`` are the paper's runtime certificate ``Dhat``, the sum of what was
-    ``charged`` to reused steps. It is reported as the paper defines it; it is not a bound.
-
-    Attributes:
-        rho: ``Dhat`` as a share of the tolerance, (batch,); NaN for gates without a budget.
+    ``charged`` to reused steps. It is reported as the paper defines it; it is not a bound. ``rho``
+    is its share of the tolerance, (batch,), or NaN for gates without a budget.
     """
 
     rho: FloatArray = field(default_factory=lambda: np.zeros(0))
@@ -46,8 +44,6 @@ class ProbedPlanner:
     """A planner whose denoiser's core runs only where a gate over the probe asks for it.
 
     Args:
-        planner: what is cached.
-        probe: stem of the denoiser and the score of its change.
         gate: :class:`muninn.paper.Budget` for the published method.
         eligible: steps at which reuse is allowed; all but a tenth at either end by default.
         longest_age: most steps a prediction may be reused for; None as published.
@@ -94,6 +90,8 @@ class ProbedPlanner:
         noise = planner.prepare(context, noise, generator)
         x = planner.start(noise, context)
         rows, device = len(x), x.device
+        autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if autocast else x.dtype
         cached: Tensor | None = None
         age = torch.zeros(rows, dtype=torch.long, device=device)
         state = self.gate.start(rows, device)
@@ -126,7 +124,10 @@ class ProbedPlanner:
                 prediction = split.core(select(hidden, own), at, told, known)
                 prediction = check_prediction(prediction, at, None)
                 value = used_epsilon(sampler, at, prediction, step)
-                cached = _store(cached, value, own, x)
+                if cached is None:
+                    cached = value.to(dtype).clone()
+                else:
+                    cached[own] = value.to(dtype)
                 moved = planner.advance(at, prediction, step, noise.at(step, own), known)
                 after = moved if everything else after.index_copy(0, fresh, moved)
             x = after
@@ -148,13 +149,3 @@ class ProbedPlanner:
             charged=charged,
             rho=total / (float("nan") if limit is None else limit),
         )
-
-
-def _store(cached: Tensor | None, value: Tensor, rows: Tensor | slice, x: Tensor) -> Tensor:
-    """The cache with new values in some rows; in the autocast dtype where autocast is on."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    if cached is None:
-        return value.to(dtype).clone()
-    cached[rows] = value.to(dtype)
-    return cached

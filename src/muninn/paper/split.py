@@ -67,11 +67,9 @@ class NetworkSplit:
             raise InputError(f"depth is 1 (the paper's probe) or 2, got {self.depth!r}")
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Any:
-        """The network's own features, batch first."""
         return self.network.stem(x, timestep, depth=self.depth)
 
     def core(self, hidden: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The network's prediction, from the stem's features on."""
         prediction: Tensor = self.network.core(hidden, x, timestep, depth=self.depth)
         return prediction
 
@@ -91,11 +89,9 @@ class InputSplit:
     denoiser: Denoiser
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> None:
-        """Nothing: the probe reads x itself."""
-        return None
+        return None  # the probe reads x itself
 
     def core(self, hidden: None, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The denoiser."""
         return self.denoiser(x, timestep, context)
 
     def feature(self, hidden: None, x: Tensor) -> Tensor:
@@ -131,17 +127,14 @@ class GuidedSplit:
             )
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Any:
-        """The inner split's."""
         return self.split.stem(x, timestep, context)
 
     def core(self, hidden: Any, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The guided prediction."""
         prediction = self.split.core(hidden, x, timestep, context)
         guided: Tensor = self.guidance.guide(prediction, x, timestep, context)
         return guided
 
     def feature(self, hidden: Any, x: Tensor) -> Tensor:
-        """The inner split's."""
         return self.split.feature(hidden, x)
 
 
