@@ -11,12 +11,11 @@ from torch import Tensor
 from muninn.errors import InputError
 from muninn.model.sampler import Sampler, Step
 
-_DDIM = ("ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # three roundings of one step
-_SUPPORTED = ("ddpm", *_DDIM)
+_SUPPORTED = ("ddpm", "ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # the last three but round
 
 
 class _Coefficients(NamedTuple):
-    """One step in the agent's precision: 0-dimensional tensors, computed as it computes them.
+    """One step in 0-dimensional tensors, computed as the agent computes them.
 
     They stay on the agent's device: a GPU divides by a number of the host as it multiplies by the
     inverse, which rounds otherwise. ``carry`` and ``rest`` are the two factors of the solver's
@@ -39,18 +38,17 @@ class _AgentSampler(Sampler):
         signals, noises = agent.alpha.detach()[at], agent.sigma.detach()[at]
         self._solver = solver
         self._coefficients = _coefficients(signals, noises, solver)
-        table = _table(visited.tolist(), signals.tolist(), noises.tolist(), solver)
-        pairs = zip(signals.tolist(), noises.tolist(), strict=True)
+        levels = list(zip(signals.tolist(), noises.tolist(), strict=True))
         super().__init__(
             "ddpm" if solver == "ddpm" else "ddim",
             "epsilon" if agent.predict_noise else "sample",
-            table,
+            _table(visited.tolist(), levels, solver),
             flow=False,
             clip=_clip(agent),
             details={
                 "framework": "CleanDiffuser",
                 "solver": solver,
-                "levels": [round(value, 9) for pair in pairs for value in pair],
+                "levels": [round(value, 9) for pair in levels for value in pair],
             },
         )
 
@@ -137,14 +135,14 @@ def _coefficients(signals: Tensor, noises: Tensor, solver: str) -> list[_Coeffic
     return result
 
 
-def _table(
-    visited: list[int], signals: list[float], noises: list[float], solver: str
-) -> list[Step]:
+def _table(visited: list[int], levels: list[tuple[float, float]], solver: str) -> list[Step]:
     table = []
     for at in range(len(visited) - 1, 0, -1):
-        signal, noise, after, left = signals[at], noises[at], signals[at - 1], noises[at - 1]
-        spread = 0.0 if solver in _DDIM else left / noise * math.sqrt(1 - (signal / after) ** 2)
-        kept = left if solver in _DDIM else math.sqrt(left**2 - spread**2 + 1e-8)
+        (signal, noise), (after, left) = levels[at], levels[at - 1]
+        spread, kept = 0.0, left
+        if solver == "ddpm":
+            spread = left / noise * math.sqrt(1 - (signal / after) ** 2)
+            kept = math.sqrt(left**2 - spread**2 + 1e-8)
         table.append(
             Step(
                 visited[at],

@@ -69,6 +69,22 @@ def adapter_for(policy: Any) -> Adapter:
     )
 
 
+def framework_loop(policy: Any) -> tuple[Any, str]:
+    """The object that holds a policy's sampling loop, and the name of its method.
+
+    Raises:
+        InputError: the loop is no longer the framework's own.
+    """
+    owner, name = adapter_for(policy).loop(policy)
+    present = vars(owner).get(name)
+    if present is not None and getattr(present, "__func__", None) is not getattr(type(owner), name):
+        raise InputError(
+            f"{type(owner).__name__}.{name} of this policy was already replaced, by {present!r}; "
+            "call disable_cache, or undo that, first"
+        )
+    return owner, name
+
+
 def planner_of(policy: Any) -> Planner:
     """The planner inside a policy: what :func:`muninn.calibrate` takes."""
     return adapter_for(policy).planner_of(policy)

@@ -8,7 +8,7 @@ one number: rows of a batch may stand at different steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,23 +20,20 @@ from muninn.errors import InputError
 from muninn.model.denoiser import Denoiser
 from muninn.model.planner import Condition, Planner
 
-# -- networks ------------------------------------------------------------------------------------
 
-
-def diffuser_style(model: Any) -> Denoiser:
+def diffuser_style(model: Callable[..., Tensor]) -> Denoiser:
     """Diffuser: ``model(x, conditions, t)``.
 
     Contexts are its conditions, ``{step of the plan: state (batch, observation)}``.
     """
 
     def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        prediction: Tensor = model(x, context, timestep)
-        return prediction
+        return model(x, context, timestep)
 
     return denoiser
 
 
-def diffusion_policy_style(model: Any) -> Denoiser:
+def diffusion_policy_style(model: Callable[..., Tensor]) -> Denoiser:
     """diffusion_policy: ``model(trajectory, t, local_cond=, global_cond=)``.
 
     Contexts are dicts with these two keywords, or one of them, and what :func:`masked` needs.
@@ -44,21 +41,17 @@ def diffusion_policy_style(model: Any) -> Denoiser:
 
     def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         local, overall = _conditions(context)
-        prediction: Tensor = model(x, timestep, local_cond=local, global_cond=overall)
-        return prediction
+        return model(x, timestep, local_cond=local, global_cond=overall)
 
     return denoiser
 
 
-def dp3_style(model: Any) -> Denoiser:
+def dp3_style(model: Callable[..., Tensor]) -> Denoiser:
     """DP3: ``model(sample=, timestep=, local_cond=, global_cond=)``; contexts as there."""
 
     def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         local, overall = _conditions(context)
-        prediction: Tensor = model(
-            sample=x, timestep=timestep, local_cond=local, global_cond=overall
-        )
-        return prediction
+        return model(sample=x, timestep=timestep, local_cond=local, global_cond=overall)
 
     return denoiser
 
@@ -104,9 +97,6 @@ def diffusers_style(model: Any) -> Denoiser:
     return denoiser
 
 
-# -- conditions ----------------------------------------------------------------------------------
-
-
 def inpainted(action_size: int) -> Condition:
     """Diffuser: the states given in the context, behind ``action_size`` channels of actions.
 
@@ -142,9 +132,6 @@ def fixed(agent: Any) -> Condition:
 
     condition.__qualname__ = "fixed"
     return condition
-
-
-# -- planners ------------------------------------------------------------------------------------
 
 
 def planner_from_diffusers(

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from muninn.adapters.lerobot.loop import Processor, answered, as_batch
+from muninn.adapters.lerobot.loop import answered
+from muninn.adapters.lerobot.observations import Processor, as_batch
 from muninn.certify.units import Episodes, PlanFunction
 from muninn.errors import InputError
-
-Observe = Callable[[Any], Mapping[str, Any]]
 
 
 def driven_episodes(
@@ -23,7 +22,7 @@ def driven_episodes(
     *,
     preprocessor: Processor | None = None,
     postprocessor: Processor | None = None,
-    observe: Observe | None = None,
+    observe: Callable[[Any], Mapping[str, Any]] | None = None,
     steps: int | None = None,
 ) -> Episodes:
     """Closed-loop episodes: the policy acts in the environment, each program planning for it.
@@ -49,23 +48,22 @@ def driven_episodes(
     """
     if hasattr(environment, "num_envs"):
         raise InputError("environment is a vector of environments; give one of them")
-    limit = steps if steps is not None else _own_limit(environment)
+    own = getattr(getattr(environment, "spec", None), "max_episode_steps", None)
+    own = own or getattr(environment.unwrapped, "_max_episode_steps", None)
+    limit = own if steps is None else steps
     if limit is None or limit < 1:
         raise InputError(
-            f"steps is {steps} and the environment's own limit {_own_limit(environment)}; give "
-            "steps, at least 1"
+            f"steps is {steps} and the environment's own limit {own}; give steps, at least 1"
         )
-    convert = observe or _as_lerobot
 
     def drive(plan: PlanFunction, seed: int) -> None:
         with answered(policy, plan):
             torch.manual_seed(seed)  # for environments and processors that draw from torch
             observation, _ = environment.reset(seed=seed % 2**32)  # some take no more bits
             for step in range(limit):
-                frame = {**_task(environment), **convert(observation)}
+                frame = {**_task(environment), **(observe or _as_lerobot)(observation)}
                 where = f"the environment's observation at step {step}"
-                batch = as_batch(policy, frame, preprocessor, where)
-                action = policy.select_action(batch)
+                action = policy.select_action(as_batch(policy, frame, preprocessor, where))
                 physical = action if postprocessor is None else postprocessor(action)
                 command = np.asarray(physical.detach().cpu())[0]
                 observation, _, terminated, truncated, _ = environment.step(command)
@@ -74,12 +72,6 @@ def driven_episodes(
 
     drive.__qualname__ = f"driven_episodes:{type(environment.unwrapped).__qualname__}:{limit} steps"
     return Episodes(drive, count)
-
-
-def _own_limit(environment: Any) -> int | None:
-    spec = getattr(environment, "spec", None)
-    limit = getattr(spec, "max_episode_steps", None)
-    return limit or getattr(environment.unwrapped, "_max_episode_steps", None)
 
 
 def _task(environment: Any) -> dict[str, str]:
