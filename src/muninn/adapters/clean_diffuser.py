@@ -11,7 +11,8 @@ from torch import Tensor
 from muninn.errors import InputError
 from muninn.model.sampler import Sampler, Step
 
-_SUPPORTED = ("ddpm", "ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # the last three but round
+_SUPPORTED = ("ddpm", "ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")
+"""The last three round one step in three ways."""
 
 
 class _Coefficients(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -19,20 +19,7 @@ _TABLES = (
     "posterior_mean_coef2",
     "posterior_log_variance_clipped",
 )
-
-
-class _Coefficients(NamedTuple):
-    """One step in Diffuser's float32 numbers, which a float holds exactly.
-
-    ``x0 = recip * x - recip_minus * eps``; the next state is
-    ``from_sample * x0 + from_state * x + deviation * noise``.
-    """
-
-    recip: float
-    recip_minus: float
-    from_sample: float
-    from_state: float
-    deviation: float
+"""With r, m, a, b, v at a step: ``x0 = r x - m eps``, then ``a x0 + b x + exp(v / 2) noise``."""
 
 
 class _DiffuserSampler(Sampler):
@@ -47,18 +34,11 @@ class _DiffuserSampler(Sampler):
         )
         tables = [getattr(diffusion, name).detach() for name in _TABLES]
         tables[-1] = (0.5 * tables[-1]).exp()  # on the model's device: exp rounds as there
-        rows = zip(*(values.tolist() for values in tables), strict=True)
-        self._coefficients = [_Coefficients(*row) for row in rows][::-1]
+        # Float32 numbers, which a float holds exactly, noisiest step first.
+        self._numbers = list(zip(*(values.tolist() for values in tables), strict=True))[::-1]
         steps = [
-            replace(
-                step,
-                signal=1 / at.recip,
-                noise=at.recip_minus / at.recip,
-                from_sample=at.from_sample,
-                from_state=at.from_state,
-                from_noise=at.deviation,
-            )
-            for step, at in zip(table.steps, self._coefficients, strict=True)
+            replace(step, signal=1 / r, noise=m / r, from_sample=a, from_state=b, from_noise=spread)
+            for step, (r, m, a, b, spread) in zip(table.steps, self._numbers, strict=True)
         ]
         # Diffuser draws at the last step too and multiplies the draw by zero.
         steps[-1] = replace(steps[-1], from_noise=0.0, draws_noise=True)
@@ -67,15 +47,14 @@ class _DiffuserSampler(Sampler):
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
         """Next state; order and grouping are Diffuser's."""
-        at, sample = self._coefficients[index], prediction
-        if self.kind == "epsilon":
-            sample = at.recip * x - at.recip_minus * sample
+        r, m, from_sample, from_state, deviation = self._numbers[index]
+        sample = r * x - m * prediction if self.kind == "epsilon" else prediction
         if self.clip is not None:
             sample = sample.clamp(-self.clip, self.clip)
-        mean = at.from_sample * sample + at.from_state * x
+        mean = from_sample * sample + from_state * x
         if noise is None or index == len(self) - 1:
             return mean + 0.0  # as Diffuser does: it changes the sign of a negative zero
-        return mean + at.deviation * noise
+        return mean + deviation * noise
 
 
 def diffuser_sampler(diffusion: Any) -> Sampler:

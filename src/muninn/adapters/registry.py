@@ -18,19 +18,15 @@ class Adapter(Protocol):
 
     def planner_of(self, policy: Any, /) -> Planner:
         """A planner whose full compute is the policy's own sampling loop, bit for bit."""
-        ...
 
     def loop(self, policy: Any, /) -> tuple[Any, str]:
         """The object that holds the sampling loop, and the name of its method."""
-        ...
 
     def state(self, policy: Any, /) -> dict[str, Any]:
         """What a certificate depends on and a user can change after enabling; cheap to read."""
-        ...
 
     def arguments(self, planner: Planner, /, *args: Any, **kwargs: Any) -> tuple[Context, Noise]:
         """Context and noise of one call of the loop, drawn as the loop draws it."""
-        ...
 
 
 _ADAPTERS: dict[str, str | Adapter] = {
@@ -70,11 +66,7 @@ def adapter_for(policy: Any) -> Adapter:
 
 
 def framework_loop(policy: Any) -> tuple[Any, str]:
-    """The object that holds a policy's sampling loop, and the name of its method.
-
-    Raises:
-        InputError: the loop is no longer the framework's own.
-    """
+    """Where a policy's loop is; raises InputError if it is no longer the framework's own."""
     owner, name = adapter_for(policy).loop(policy)
     present = vars(owner).get(name)
     if present is not None and getattr(present, "__func__", None) is not getattr(type(owner), name):

@@ -21,7 +21,6 @@ class Gate(Protocol):
 
     def start(self, rows: int, device: torch.device) -> Tensor:
         """State at the beginning of a call, (rows,) float32."""
-        ...
 
     def decide(
         self, step: int, score: Tensor, allowed: Tensor, state: Tensor
@@ -36,7 +35,6 @@ class Gate(Protocol):
             allowed: rows that may reuse here, (rows,) bool.
             state: from the last decision, (rows,) float32.
         """
-        ...
 
 
 @dataclass(frozen=True)

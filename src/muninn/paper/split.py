@@ -33,15 +33,12 @@ class Split(Protocol):
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Any:
         """The first part; its result is ``hidden``."""
-        ...
 
     def core(self, hidden: Any, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
         """The *effective* prediction (guidance included), of the shape of x."""
-        ...
 
     def feature(self, hidden: Any, x: Tensor) -> Tensor:
         """The probe's feature F_t, (batch, width) float32."""
-        ...
 
 
 @dataclass(frozen=True)

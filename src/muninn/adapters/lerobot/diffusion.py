@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters.diffusers_sampler import DiffusersSampler
-from muninn.adapters.lerobot.loop import require_plain
-from muninn.adapters.lerobot.observations import require_keys
+from muninn.adapters.lerobot.policy import require_keys, require_plain
 from muninn.adapters.watch import require_lerobot_loop, require_not_compiled
 from muninn.context import Context
 from muninn.errors import InputError
@@ -125,8 +124,8 @@ def _require_history(config: Any, batch: Mapping[str, Any], where: str) -> None:
     for key, feature in config.input_features.items():
         value, wanted = batch[key], (config.n_obs_steps, *feature.shape)
         shape = tuple(value.shape) if isinstance(value, Tensor) else ()
-        sized = slice(1, 2) if feature.type.name == "VISUAL" else slice(1, None)  # may be resized
-        if len(shape) != 1 + len(wanted) or shape[sized] != wanted[: len(shape[sized])]:
+        sized = 1 if feature.type.name == "VISUAL" else len(wanted)  # images may be resized
+        if len(shape) != 1 + len(wanted) or shape[1 : 1 + sized] != wanted[:sized]:
             seen = f"shape {shape}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
             raise InputError(
                 f"{key} of {where} has {seen}; give a tensor "

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from muninn.adapters.lerobot.loop import answered
-from muninn.adapters.lerobot.observations import Processor, as_batch
+from muninn.adapters.lerobot.policy import Processor, answered, as_batch
 from muninn.certify.units import Episodes, PlanFunction
 from muninn.errors import InputError
 

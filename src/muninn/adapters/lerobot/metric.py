@@ -56,8 +56,12 @@ def executed_actions(
         ]
         return torch.stack(shares).amax(dim=(0, 2))
 
-    within = "" if limits is None else f":within:{_named(limits)}"
-    deviation.__qualname__ = f"executed_actions:{first}-{last - 1}{within}"
+    deviation.__qualname__ = f"executed_actions:{first}-{last - 1}"  # certificates know it by name
+    if limits is not None:
+        grouped = isinstance(limits, Mapping)
+        named = (f"{'+'.join(map(str, group))}=" if grouped else "" for group in groups)
+        shown = ",".join(f"{n}{limit:g}" for n, limit in zip(named, groups.values(), strict=True))
+        deviation.__qualname__ += f":within:{shown}"
     return deviation
 
 
@@ -80,9 +84,3 @@ def _groups(limits: Limits, size: int) -> dict[tuple[int, ...], float]:
             f"{limits!r}"
         )
     return each
-
-
-def _named(limits: Limits) -> str:
-    if isinstance(limits, Mapping):
-        return ",".join(f"{'+'.join(map(str, g))}={limit:g}" for g, limit in limits.items())
-    return ",".join(f"{limit:g}" for limit in limits)

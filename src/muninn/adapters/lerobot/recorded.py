@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muninn.adapters.lerobot.loop import answered
-from muninn.adapters.lerobot.observations import Processor, as_batch
+from muninn.adapters.lerobot.policy import Processor, answered, as_batch
 from muninn.adapters.registry import planner_of
 from muninn.certify.paired import call_seed
 from muninn.certify.sources import files_in, gather, read_file

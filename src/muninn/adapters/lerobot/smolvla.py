@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muninn.adapters.lerobot.loop import require_plain
-from muninn.adapters.lerobot.observations import require_keys
+from muninn.adapters.lerobot.policy import require_keys, require_plain
 from muninn.adapters.watch import require_lerobot_loop
 from muninn.context import Context, concatenate
 from muninn.errors import InputError

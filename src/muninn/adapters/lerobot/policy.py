@@ -1,17 +1,68 @@
-"""Observations of a LeRobot policy: batches that its own code takes, checked key by key."""
+"""A LeRobot policy around its sampling loop: what it must be, what it is shown, who answers.
+
+Whoever answers the loop is told contexts by the policy's own code: encoders, history and action
+queue need no second version here.
+"""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from muninn.adapters.registry import adapter_for, framework_loop
+from muninn.context import Context
 from muninn.errors import InputError
 
 Processor = Callable[[Any], Any]
+
+
+def require_plain(policy: Any, model: nn.Module) -> torch.device:
+    """The device of a policy; raises InputError if it is in train mode or under autocast."""
+    device = next(model.parameters()).device
+    if policy.training or any(part.training for part in model.modules()):
+        raise InputError("the policy is in train mode; call policy.eval() first")
+    if torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type):
+        raise InputError(
+            f"autocast to {torch.get_autocast_dtype(device.type)} is on; the policy's loop would "
+            "draw other noise than without. Leave the autocast context (LeRobot: use_amp=false)"
+        )
+    return device
+
+
+@contextmanager
+def answered(policy: Any, answer: Callable[[Context], Tensor]) -> Iterator[None]:
+    """Inside, the policy's loop returns ``answer(context)``: plans of the planner's shape.
+
+    The policy is reset before and after. Torch's global random numbers are left as they were.
+
+    Raises:
+        InputError: the policy cannot be cached as it is, or its loop was replaced already.
+    """
+    adapter = adapter_for(policy)
+    planner = adapter.planner_of(policy)
+    owner, name = framework_loop(policy)
+    present = vars(owner).get(name)
+
+    def loop(*args: Any, **kwargs: Any) -> Tensor:
+        return answer(adapter.arguments(planner, *args, **kwargs)[0])
+
+    devices = [planner.device] if planner.device.type == "cuda" else []
+    policy.reset()
+    setattr(owner, name, loop)
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        if present is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, present)
+        policy.reset()
 
 
 def as_batch(
@@ -19,11 +70,8 @@ def as_batch(
 ) -> dict[str, Any]:
     """One observation as ``select_action`` takes it: a batch of one, preprocessed, checked.
 
-    Args:
-        policy: says which keys and shapes it needs.
-        frame: keys and tensors as in a LeRobotDataset, without batch; other keys are left out.
-        preprocessor: the policy's own; None where frames are what it returns.
-        where: what the frame is, for errors.
+    The frame has keys and tensors as in a LeRobotDataset, without batch; keys other than
+    observations and the task are left out. Errors call it ``where``.
 
     Raises:
         InputError: a key is missing, a value is no tensor, or one has a wrong shape or dtype, NaN
@@ -66,7 +114,7 @@ def require_keys(wanted: Iterable[str], batch: Mapping[str, Any], where: str) ->
 
 
 def _require_values(wanted: Mapping[str, Any], batch: Mapping[str, Any], where: str) -> None:
-    """The values that are there are one finite observation of the policy's shapes."""
+    """Raise InputError unless the values that are there are one observation, and finite."""
     for key in (key for key in wanted if batch.get(key) is not None):
         value: Tensor = batch[key]
         shape, own = (1, *wanted[key].shape), tuple(value.shape)
