@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,8 +32,6 @@ class _Coefficients(NamedTuple):
 
 
 class _AgentSampler(Sampler):
-    """See :func:`clean_diffuser_sampler`."""
-
     def __init__(self, agent: Any, steps: int, solver: str) -> None:
         visited = torch.linspace(0, agent.diffusion_steps - 1, steps + 1, dtype=torch.long)
         at = visited.to(agent.alpha.device)
@@ -40,17 +39,14 @@ class _AgentSampler(Sampler):
         self._solver = solver
         self._coefficients = _coefficients(signals, noises, solver)
         levels = list(zip(signals.tolist(), noises.tolist(), strict=True))
+        rounded = [round(value, 9) for pair in levels for value in pair]
         super().__init__(
             "ddpm" if solver == "ddpm" else "ddim",
             "epsilon" if agent.predict_noise else "sample",
             _table(visited.tolist(), levels, solver),
             flow=False,
             clip=_clip(agent),
-            details={
-                "framework": "CleanDiffuser",
-                "solver": solver,
-                "levels": [round(value, 9) for pair in levels for value in pair],
-            },
+            details={"framework": "CleanDiffuser", "solver": solver, "levels": rounded},
         )
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
@@ -82,14 +78,9 @@ def clean_diffuser_sampler(agent: Any, steps: int, solver: str = "ddim") -> Samp
 
     Its last step ends at the noise of timestep 0, not at none, and its DDPM adds 1e-8 to a
     variance; both are in the table. After its loop CleanDiffuser clips the trajectory once more to
-    ``x_min`` and ``x_max``: do the same with what the planner returns. Forecasts of another kind
-    than the network's use the table's merged coefficients.
-
-    Args:
-        agent: a DiscreteDiffusionSDE, on the device on which it samples; uniform schedule.
-        steps: ``sample_steps``.
-        solver: ``ddpm``, ``ddim`` or a first-order ODE solver, which computes the same as ``ddim``
-            but for rounding.
+    ``x_min`` and ``x_max``: do the same with what the planner returns. The agent is a
+    DiscreteDiffusionSDE with a uniform schedule, on the device on which it samples; the first-order
+    ODE solvers are ``ddim`` but for rounding.
 
     Raises:
         InputError: another solver or class, or bounds that are not one number, both ways.
@@ -140,24 +131,13 @@ def _table(visited: list[int], levels: list[tuple[float, float]], solver: str) -
     table = []
     for at in range(len(visited) - 1, 0, -1):
         (signal, noise), (after, left) = levels[at], levels[at - 1]
-        spread, kept = 0.0, left
+        step = Step(visited[at], signal, noise, after, left, 0.0, after, from_epsilon=left)
         if solver == "ddpm":
             spread = left / noise * math.sqrt(1 - (signal / after) ** 2)
             kept = math.sqrt(left**2 - spread**2 + 1e-8)
-        table.append(
-            Step(
-                visited[at],
-                signal,
-                noise,
-                after,
-                left,
-                from_state=0.0,
-                from_sample=after,
-                from_epsilon=kept,
-                from_noise=spread if at > 1 else 0.0,
-                draws_noise=solver == "ddpm" and at > 1,
-            )
-        )
+            drawn = spread if at > 1 else 0.0
+            step = replace(step, from_epsilon=kept, from_noise=drawn, draws_noise=at > 1)
+        table.append(step)
     return table
 
 

@@ -23,8 +23,6 @@ _TABLES = (
 
 
 class _DiffuserSampler(Sampler):
-    """See :func:`diffuser_sampler`."""
-
     def __init__(self, diffusion: Any) -> None:
         betas = diffusion.betas.detach().double().cpu().numpy()
         table = ddpm(
@@ -60,12 +58,9 @@ class _DiffuserSampler(Sampler):
 def diffuser_sampler(diffusion: Any) -> Sampler:
     """The steps of Diffuser's loop, from the model's own tables: full compute is its, bit for bit.
 
-    :class:`Sampler` merges the coefficients of a step, Diffuser applies its float32 tables one by
-    one: the two differ by rounding. Here a step with a prediction of the network's own kind
-    repeats Diffuser's operations in their order; forecasts of another kind use merged ones.
-
-    Args:
-        diffusion: a GaussianDiffusion, on the device on which it samples; read, never changed.
+    A step with a prediction of the network's own kind repeats Diffuser's operations in their
+    order; forecasts of another kind use merged coefficients, which round otherwise. The model, a
+    GaussianDiffusion on the device on which it samples, is never changed.
 
     Raises:
         InputError: it lacks one of Diffuser's tables; named.

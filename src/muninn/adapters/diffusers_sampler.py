@@ -20,8 +20,7 @@ _SUPPORTED = ("DDPMScheduler", "DDIMScheduler")
 class _Coefficients(NamedTuple):
     """One step in 0-dimensional tensors, computed as the scheduler computes them.
 
-    The next state is ``from_sample * x0 + from_other * (x for DDPM, eps for DDIM) + deviation *
-    noise``.
+    Next state: ``from_sample * x0 + from_other * (DDPM: x, DDIM: eps) + deviation * noise``.
     """
 
     signal: Tensor
@@ -32,16 +31,12 @@ class _Coefficients(NamedTuple):
 
 
 class DiffusersSampler(Sampler):
-    """The table of ``scheduler`` for ``steps`` steps; full compute equals diffusers bit for bit.
+    """A scheduler's table for some inference steps; full compute equals diffusers bit for bit.
 
     :class:`Sampler` merges the coefficients of a step in float64, diffusers applies its float32
     tensors one by one: the two differ by rounding. Here a step with a prediction of the
-    network's own kind repeats diffusers' operations in their order (DDPM, and DDIM with eta 0),
-    and forecasts of another kind use the merged table.
-
-    Args:
-        scheduler: a DDPMScheduler or DDIMScheduler; read, never changed.
-        steps: number of inference steps.
+    network's own kind repeats diffusers' operations in their order, and forecasts of another kind
+    use the merged table. The scheduler, DDPM or DDIM (eta 0), is never changed.
 
     Raises:
         InputError: another scheduler, or an option of it that is not supported; named.
@@ -80,20 +75,16 @@ class DiffusersSampler(Sampler):
         else:
             sample = at.signal * x - at.noise * prediction
         clipped = sample if self.clip is None else sample.clamp(-self.clip, self.clip)
-        if self.name == "ddim":
-            epsilon = self._epsilon(x, prediction, sample, at)
-            return at.from_sample * clipped + at.from_other * epsilon
-        mean = at.from_sample * clipped + at.from_other * x
-        # Diffusers adds a plain 0 where it draws none: that changes the sign of a negative zero.
-        return mean + (0 if noise is None else at.deviation * noise)
-
-    def _epsilon(self, x: Tensor, prediction: Tensor, sample: Tensor, at: _Coefficients) -> Tensor:
-        """The noise estimate of DDIM, from x0 before it is clipped."""
-        if self.kind == "epsilon":
-            return prediction
+        if self.name == "ddpm":
+            mean = at.from_sample * clipped + at.from_other * x
+            # Diffusers adds a plain 0 where it draws none, which changes the sign of -0.
+            return mean + (0 if noise is None else at.deviation * noise)
+        epsilon = prediction  # as x0 implies it before it is clipped
         if self.kind == "sample":
-            return (x - at.signal * sample) / at.noise
-        return at.signal * prediction + at.noise * x
+            epsilon = (x - at.signal * sample) / at.noise
+        elif self.kind == "v":
+            epsilon = at.signal * prediction + at.noise * x
+        return at.from_sample * clipped + at.from_other * epsilon
 
 
 def _rounded(step: Step, at: _Coefficients, name: str) -> Step:

@@ -11,10 +11,7 @@ from muninn.model.planner import Noise, Planner
 
 
 class Adapter(Protocol):
-    """What a framework's policy must be translated to; a module of functions will do.
-
-    docs/guides/adapter.md shows how to write one.
-    """
+    """What a policy is translated to; a module of functions will do (docs/guides/adapter.md)."""
 
     def planner_of(self, policy: Any, /) -> Planner:
         """A planner whose full compute is the policy's own sampling loop, bit for bit."""
@@ -38,21 +35,12 @@ _ADAPTERS: dict[str, str | Adapter] = {
 
 
 def register(policy_class: str, adapter: str | Adapter) -> None:
-    """Name the adapter of a policy class and its subclasses.
-
-    Args:
-        policy_class: full name of the class, ``package.module.Class``.
-        adapter: the adapter, or the name of the module that is one.
-    """
+    """Name the adapter, or the module that is one, of ``package.module.Class`` and subclasses."""
     _ADAPTERS[policy_class] = adapter
 
 
 def adapter_for(policy: Any) -> Adapter:
-    """The adapter of a policy's class, or of the nearest base class that has one.
-
-    Raises:
-        InputError: none has; lists the supported classes.
-    """
+    """The adapter of a policy's class, or of the nearest base; raises InputError if none has."""
     for kind in type(policy).__mro__:
         adapter = _ADAPTERS.get(f"{kind.__module__}.{kind.__qualname__}")
         if adapter is not None:

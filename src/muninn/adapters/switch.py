@@ -20,8 +20,7 @@ class EnabledCache:
     """``policy.muninn`` while the cache is on. One per policy object; not thread-safe.
 
     Attributes:
-        cached: the planner that runs. Its ``certificate`` is the promise; its ``reason`` says why
-            full compute runs instead, or is None.
+        cached: the planner that runs; its ``reason`` says why it runs full compute, or is None.
         last: record of the last call of the sampling loop; None before it, and after one that
             raised. An action taken from a queue of earlier actions is no call.
     """
@@ -56,8 +55,8 @@ class CachedLoop:
         return trajectory
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copied policy has its own plain loop here: its attributes are not yet set when this
-        is looked up on it, so the method of its class is found, bound to the copy."""
+        """A copied policy gets its class's own method, bound to the copy: when this looks it up,
+        the copy's attributes are not yet set."""
         return getattr, (self.owner, self.name)
 
 
@@ -79,8 +78,7 @@ def enable_cache(
         on_mismatch: what to do if the certificate cannot be read, was made for another policy, or
             the policy was changed after enabling (train mode, number of steps, weights, hooks,
             autocast): ``error`` raises, ``full`` runs full compute and says so in every record.
-        on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
-            compute for it, ``error`` raises.
+        on_failure: the same for a call that fails (NaN, unexpected shape).
 
     Raises:
         InputError: the class has no adapter, the policy cannot be cached as it is, its cache is
@@ -89,10 +87,7 @@ def enable_cache(
             a *call* if the policy was changed after enabling.
     """
     if is_cache_enabled(policy):
-        raise InputError(
-            "the cache of this policy is already enabled; call disable_cache first to change the "
-            "certificate"
-        )
+        raise InputError("the cache of this policy is already enabled; call disable_cache first")
     adapter = adapter_for(policy)
     cached = cache(
         adapter.planner_of(policy),

@@ -2,8 +2,7 @@
 
 ``DiffusionModel.conditional_sample`` (LeRobot 0.4) draws x_T unless it is given, then at every
 timestep of its diffusers scheduler calls ``unet(x, t, global_cond=...)`` and ``scheduler.step``.
-DDPM draws one tensor more at every step but the last; DDIM (eta 0) none. No entry of the
-trajectory is conditioned.
+DDPM draws one tensor more at every step but the last; DDIM (eta 0) none.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class ConditionalUNet:
 def planner_of(policy: Any) -> Planner:
     """The planner inside a DiffusionPolicy; contexts are rows of :func:`global_conditions`.
 
-    Given the same draws, ``planner_of(policy).sample`` returns what
-    ``policy.diffusion.conditional_sample`` returns, bit for bit.
+    Given the same draws, its ``sample`` returns what ``conditional_sample`` does, bit for bit.
 
     Raises:
         InputError: the policy is in train mode, compiled or under autocast, overrides the loop,
@@ -63,12 +61,10 @@ def planner_of(policy: Any) -> Planner:
 
 
 def loop(policy: Any) -> tuple[Any, str]:
-    """Where the sampling loop lives."""
     return policy.diffusion, _LOOP
 
 
 def state(policy: Any) -> dict[str, Any]:
-    """What may be changed after enabling."""
     scheduler = policy.diffusion.noise_scheduler
     return {
         "train mode": policy.training,
@@ -93,12 +89,10 @@ def arguments(
 
 
 def global_conditions(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> Tensor:
-    """Contexts for calibration, (calls, condition), from observations.
+    """Contexts for calibration, (calls, condition), made by the policy's own encoder.
 
-    Args:
-        policy: in eval mode; its own encoder makes the conditions.
-        batches: observations as the policy's preprocessor returns them (normalised, on the
-            policy's device), each tensor (batch, n_obs_steps, ...), keys as in the dataset.
+    Batches are observations as the policy's preprocessor returns them (normalised, on the
+    policy's device), each tensor (batch, n_obs_steps, ...), keys as in the dataset.
 
     Raises:
         InputError: the policy is in train mode, there is no batch, or one lacks the history or

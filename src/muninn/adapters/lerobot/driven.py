@@ -27,14 +27,12 @@ def driven_episodes(
     """Closed-loop episodes: the policy acts in the environment, each program planning for it.
 
     During calibration every member of the family drives its own episodes, with full compute in
-    its shadow at every call. Everything but the sampling loop is the policy's own code:
-    processors, history and action queue are those of deployment.
+    its shadow at every call. Processors, history and action queue are those of deployment.
 
     Args:
         policy: of LeRobot, in eval mode; its queues are emptied.
         environment: one gymnasium environment, not a vector of them. ``reset(seed=)`` begins an
             episode; termination, truncation or ``steps`` ends it.
-        count: episodes.
         preprocessor, postprocessor: the policy's own; None where it has none.
         observe: observation of the environment to one of the policy, keys as in its dataset,
             without batch. By default as LeRobot does (``agent_pos``, ``environment_state``,
@@ -80,19 +78,17 @@ def _task(environment: Any) -> dict[str, str]:
 
 
 def _as_lerobot(observation: Any) -> Mapping[str, Any]:
+    advice = "pass observe=function that makes a dict with the policy's keys"
     if not isinstance(observation, Mapping):
-        raise InputError(
-            f"the environment returns {type(observation).__name__}, not a dict; pass observe="
-            "function that makes a dict with the policy's keys"
-        )
+        kind = type(observation).__name__
+        raise InputError(f"the environment returns {kind}, not a dict; {advice}")
     if all(key.startswith("observation.") for key in observation):
         return observation
     batch = import_module("lerobot.envs.utils").preprocess_observation(dict(observation))
     frame = {key: value[0] for key, value in batch.items() if isinstance(value, torch.Tensor)}
     if not frame:
+        keys = ", ".join(sorted(observation))
         raise InputError(
-            f"the environment's observation has the keys {', '.join(sorted(observation))}, none "
-            "of which LeRobot knows; pass observe=function that makes a dict with the policy's "
-            "keys"
+            f"the environment's observation has the keys {keys}, none of LeRobot's; {advice}"
         )
     return frame

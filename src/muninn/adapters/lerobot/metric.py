@@ -24,7 +24,6 @@ def executed_actions(
     DiffusionPolicy is not the first of the plan.
 
     Args:
-        policy: tells which actions it executes.
         postprocessor: the policy's own; normalised actions (batch, action) to physical ones.
         limits: largest acceptable differences, in the unit of the action: one per channel, or one
             per group of channels for Euclidean distances, as in
@@ -56,31 +55,24 @@ def executed_actions(
         ]
         return torch.stack(shares).amax(dim=(0, 2))
 
-    deviation.__qualname__ = f"executed_actions:{first}-{last - 1}"  # certificates know it by name
-    if limits is not None:
-        grouped = isinstance(limits, Mapping)
-        named = (f"{'+'.join(map(str, group))}=" if grouped else "" for group in groups)
-        shown = ",".join(f"{n}{limit:g}" for n, limit in zip(named, groups.values(), strict=True))
-        deviation.__qualname__ += f":within:{shown}"
+    shown = [f"{'+'.join(map(str, group))}={limit:g}" for group, limit in groups.items()]
+    if not isinstance(limits, Mapping):
+        shown = [f"{limit:g}" for limit in groups.values()]
+    within = "" if limits is None else f":within:{','.join(shown)}"
+    deviation.__qualname__ = f"executed_actions:{first}-{last - 1}{within}"  # in certificates
     return deviation
 
 
 def _groups(limits: Limits, size: int) -> dict[tuple[int, ...], float]:
     """Channels and their limit; every channel of the action in one group."""
-    each: dict[tuple[int, ...], float] = {}
     try:
-        if isinstance(limits, Mapping):
-            each = dict(limits)
-        else:
-            each = {(channel,): limit for channel, limit in enumerate(limits)}
+        each = limits if isinstance(limits, Mapping) else {(i,): n for i, n in enumerate(limits)}
         channels = sorted(channel for group in each for channel in group)
-        fits = channels == list(range(size)) and all(limit > 0.0 for limit in each.values())
+        if channels == list(range(size)) and all(limit > 0.0 for limit in each.values()):
+            return dict(each)
     except TypeError:  # one number, or a channel instead of a group: they could mean either
-        fits = False
-    if not fits:
-        raise InputError(
-            f"limits must be {size} positive numbers, one per action channel, or name each of the "
-            f"channels 0 to {size - 1} in one group, a tuple ((0,) for channel 0 alone); got "
-            f"{limits!r}"
-        )
-    return each
+        pass
+    raise InputError(
+        f"limits must be {size} positive numbers, one per action channel, or name each of the "
+        f"channels 0 to {size - 1} in one group, a tuple ((0,) for channel 0 alone); got {limits!r}"
+    )

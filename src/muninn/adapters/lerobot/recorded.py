@@ -2,8 +2,7 @@
 
 A policy with an action queue plans at the steps 0, n_action_steps, 2 n_action_steps, ... of an
 episode, from its last n_obs_steps observations (the first one repeated where there is no past).
-Exactly these are the calls of an episode. Its observations are replayed through the policy's own
-``select_action``.
+Its own ``select_action`` is shown these observations, and its loop is told the contexts.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from muninn.progress import bars
 Frames = tuple[int, Callable[[int], Mapping[str, Any]]]
 """How many observations an episode has, and the one at a step."""
 
-_Recorded = tuple[str, Callable[[], Frames]]  # what errors call an episode; opens it
+_Episode = tuple[str, Callable[[], Frames]]  # what errors call it; opens it
 
 
 def recorded_calls(
@@ -53,8 +52,6 @@ def recorded_calls(
             :func:`muninn.certify.sources.read_file`: ``{"observation.state": (steps, dim), ...}``.
         preprocessor: the policy's own; None if the observations are what it returns.
         count: episodes to draw, without replacement; None takes all.
-        seed: of the draws.
-        progress: show a progress bar.
 
     Raises:
         InputError: fewer episodes than ``count``, or unusable ones: all of them are named.
@@ -66,11 +63,7 @@ def recorded_calls(
             "other, so each gives one. Record more episodes, or accept a higher risk"
         )
     order = np.random.default_rng(call_seed(seed)).permutation(len(episodes))[:count]
-
-    def one(number: int, calls: list[int]) -> list[int]:
-        return [calls[np.random.default_rng(call_seed(seed, number)).integers(len(calls))]]
-
-    return _replay(policy, episodes, sorted(order.tolist()), one, preprocessor, progress)[0]
+    return _replay(policy, episodes, sorted(order.tolist()), seed, preprocessor, progress)[0]
 
 
 def recorded_episodes(
@@ -86,19 +79,18 @@ def recorded_episodes(
     those of :func:`recorded_calls`.
     """
     episodes = _episodes(policy, recordings)
-    every = range(len(episodes))
-    return _replay(policy, episodes, every, lambda _, calls: calls, preprocessor, progress)
+    return _replay(policy, episodes, range(len(episodes)), None, preprocessor, progress)
 
 
 def _replay(
     policy: Any,
-    episodes: Sequence[_Recorded],
+    episodes: Sequence[_Episode],
     chosen: Sequence[int],
-    draw: Callable[[int, list[int]], list[int]],
+    seed: int | None,
     preprocessor: Processor | None,
     progress: bool,
 ) -> tuple[Context, list[int]]:
-    """Contexts of the drawn calls of the chosen episodes, and the episode of each."""
+    """Contexts of the calls of the chosen episodes, or of one drawn call each with a seed."""
     planner = planner_of(policy)
     told, contexts = list[Context](), list[Context]()
     episode_of, problems = list[int](), list[str]()
@@ -113,7 +105,11 @@ def _replay(
             name, opened = episodes[number]
             try:
                 frames = opened()
-                for call in draw(number, list(range(0, frames[0], policy.config.n_action_steps))):
+                calls: Sequence[int] = range(0, frames[0], policy.config.n_action_steps)
+                if seed is not None:
+                    drawn = np.random.default_rng(call_seed(seed, number)).integers(len(calls))
+                    calls = [calls[drawn]]
+                for call in calls:
                     for batch in _history(policy, frames, call, preprocessor, name):
                         told.clear()
                         policy.select_action(dict(batch))
@@ -153,7 +149,7 @@ def _history(
     return [batches[step] for step in [window[0]] * (shown - seen) + window]
 
 
-def _episodes(policy: Any, recordings: Any) -> list[_Recorded]:
+def _episodes(policy: Any, recordings: Any) -> list[_Episode]:
     if isinstance(recordings, str | Path):
         if (Path(recordings) / "meta" / "info.json").is_file():
             raise InputError(
@@ -186,7 +182,6 @@ def _episodes(policy: Any, recordings: Any) -> list[_Recorded]:
 
 
 def _label(frame: Any, at: int) -> int:
-    """Episode of a frame."""
     if not isinstance(frame, Mapping):
         raise InputError(f"frame {at} of recordings yields {type(frame).__name__}; give dicts")
     if "episode_index" not in frame:

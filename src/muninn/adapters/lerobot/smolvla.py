@@ -1,9 +1,8 @@
 """LeRobot's SmolVLA: its flow-matching loop as a planner, the prefix of a call as its context.
 
-``VLAFlowMatching.sample_actions`` (LeRobot 0.4) draws x_1 unless it is given, computes keys and
-values of images, language and state once, then takes ``num_steps`` equal Euler steps from time 1
-to 0, each with one ``denoise_step``. A forecast step skips the expert; the prefix is computed once
-per call with or without a cache.
+``VLAFlowMatching.sample_actions`` (LeRobot 0.4) draws x_1 unless it is given, computes the prefix
+(keys and values of images, language and state) once, then takes ``num_steps`` equal Euler steps
+from time 1 to 0, each with one ``denoise_step``. A forecast step skips that expert.
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ class ActionExpert:
 def planner_of(policy: Any) -> Planner:
     """The planner inside a SmolVLAPolicy; contexts are those of :func:`prefixes`.
 
-    Given the same noise, ``planner_of(policy).sample`` returns what ``policy.model.sample_actions``
-    returns, bit for bit: (batch, chunk_size, max_action_dim), padding included.
+    Given the same noise, its ``sample`` returns what ``policy.model.sample_actions`` returns, bit
+    for bit: (batch, chunk_size, max_action_dim), padding included.
 
     Raises:
         InputError: the policy is in train mode, compiled or under autocast, guides with real-time
@@ -111,12 +110,10 @@ def planner_of(policy: Any) -> Planner:
 
 
 def loop(policy: Any) -> tuple[Any, str]:
-    """Where the sampling loop lives."""
     return policy.model, _LOOP
 
 
 def state(policy: Any) -> dict[str, Any]:
-    """What may be changed after enabling."""
     model = policy.model
     return {
         "train mode": policy.training,
