@@ -30,11 +30,7 @@ _Float32Array = npt.NDArray[np.float32]
 
 
 def step_risk(risk: float, eligible_count: int, samples: int = 1) -> float:
-    """alpha_step: the risk of a call, shared by all samples and eligible steps (Bonferroni).
-
-    >>> round(1 / step_risk(0.05, 80)), round(1 / step_risk(0.05, 80, samples=4))
-    (1600, 6400)
-    """
+    """alpha_step: the risk of a call, shared by all samples and eligible steps (Bonferroni)."""
     require_risk(risk, None)
     if eligible_count < 1 or samples < 1:
         raise InputError(
@@ -142,8 +138,7 @@ class Envelope(Archived):
         eligible: step indices that have a table, in order.
         grid: scores, (eligible, 256) fp32, increasing along each row.
         upper: U_t at them, (eligible, 256) fp32.
-        risk: alpha of a call.
-        samples: M, the samples per decision that share the risk.
+        risk, samples: alpha of a call, and the M samples per decision that share it.
         calls: calibration calls, both halves.
         index: k, which of the sorted residuals was taken.
         void: k had to be lowered to the largest residual, so the level was not reached.

@@ -49,11 +49,8 @@ def paper_escalation(
 class PaperPrograms:
     """What the published method may be asked for.
 
-    Args:
-        cached: the policy at risk ``alpha``.
-        resampled: the policy at risk ``alpha / M``, for multi-sample selection; its envelope is
-            ``fit_envelope(pairs, alpha, samples=M)``.
-        screen: of the platform.
+    ``cached`` is the policy at risk ``alpha``; ``resampled``, for multi-sample selection, the one
+    at ``alpha / M``, whose envelope is ``fit_envelope(pairs, alpha, samples=M)``.
     """
 
     def __init__(self, cached: ProbedPlanner, resampled: ProbedPlanner, screen: Screen) -> None:

@@ -41,10 +41,8 @@ class Gate(Protocol):
 class Budget:
     """Algorithm 1: reuse while the bounded cost of doing so fits into what is left of a budget.
 
-    Attributes:
-        envelope: upper bounds U_t on the reuse error.
-        tolerance: the budget of each trajectory.
-        weights: cost of a unit of U_t at each step, (steps,).
+    The tolerance is the budget of each trajectory; a unit of the envelope's bound U_t on the reuse
+    error costs ``weights[step]``.
     """
 
     envelope: Envelope

@@ -1,9 +1,9 @@
 """Algorithm 2 of the paper: pairs of probe score and reuse error, from full and ghost chains.
 
 The ghost chain walks beside full compute with the same noise. It reuses a cached noise prediction
-on a fixed schedule, and where it does not, it takes the prediction of *full compute*, made at a
-state that is not its own. A deployed cache cannot do that: its recomputed predictions carry the
-error of its state, which these labels leave out (docs/paper.md). It is built here as published.
+on a fixed schedule, and otherwise takes the prediction of *full compute*, made at a state that is
+not its own. A deployed cache cannot do that: its recomputed predictions carry the error of its
+state, which these labels leave out (docs/paper.md). It is built here as published.
 """
 
 from __future__ import annotations
@@ -194,8 +194,7 @@ def collect_pairs(
     Args:
         calls: contexts like those to come, one row per call; or a number of calls for a planner
             without context.
-        eligible: step indices at which reuse is allowed; :func:`eligible_steps` by default.
-        stride: steps between the ghost chain's anchors.
+        eligible, stride: as in :func:`ghost_chain`; :func:`eligible_steps` by default.
         seed: noise of call i is a function of (seed, i) alone.
         batch_size: calls run together.
         task: progress, as of :func:`muninn.progress.bars`.

@@ -37,11 +37,8 @@ Pool = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Trace:
-    """All submodules up to the probe, the probed one last, and row numbers 0, 1, ... of the batch.
-
-    It is no nest, so that :func:`muninn.context.select` passes it on whole.
-    """
+class Trace:  # no nest, so that muninn.context.select passes it on whole
+    """All submodules up to the probe, the probed one last; row numbers 0, 1, ... of the batch."""
 
     rows: Tensor
     recorded: list[Recorded] = field(default_factory=list)
@@ -133,9 +130,8 @@ class NamedSplit:
     def core(self, hidden: Hidden, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
         """The denoiser's prediction for the rows of ``hidden``; the stem's work is not repeated.
 
-        Raises:
-            InputError: rows do not fit, or what was recorded has not the batch first.
-            DenoiserError: the denoiser took another path than in the stem.
+        Raises InputError if rows do not fit or the batch is not first in what was recorded,
+        DenoiserError if the denoiser took another path than in the stem.
         """
         rows, trace = hidden
         if len(rows) != len(x):

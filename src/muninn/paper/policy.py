@@ -1,9 +1,8 @@
 """Algorithm 1: reuse the last noise prediction wherever a gate over probe scores allows it.
 
-The published method, kept faithful: one cached prediction per trajectory, that of its most recent
-evaluation; the probe at every step; decisions and budgets per trajectory. Its budget does **not**
-bound the deviation from full compute (docs/paper.md shows why): use :func:`muninn.calibrate` for
-a promise.
+As published, each trajectory has one cached prediction, that of its most recent evaluation, and
+its own decisions and budget; the probe runs at every step. The budget does **not** bound the
+deviation from full compute (docs/paper.md): use :func:`muninn.calibrate` for a promise.
 """
 
 from __future__ import annotations
@@ -81,9 +80,7 @@ class ProbedPlanner:
     ) -> tuple[Tensor, PaperRecord]:
         """One planning call: trajectories (batch, horizon, dim) and what it took.
 
-        Raises:
-            InputError: context, noise and planner do not fit together.
-            DenoiserError: a prediction does not fit, or a trajectory is not finite.
+        Raises DenoiserError if a prediction does not fit, or a trajectory is not finite.
         """
         began = time.perf_counter()
         planner, sampler, split = self.planner, self.planner.sampler, self.probe.split

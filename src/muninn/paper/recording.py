@@ -1,7 +1,4 @@
-"""Recorded calls of submodules: what one returned and wrote, and the same answer again.
-
-The parts of :mod:`muninn.paper.named_split` that know about one submodule only.
-"""
+"""Recorded calls of submodules: what one returned and wrote, and the same answer again."""
 
 from __future__ import annotations
 
@@ -149,9 +146,8 @@ def record(
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     """A nest of the same kind with each leaf changed; keeps subclasses and dataclasses."""
-    twin: Any
     if isinstance(value, dict):
-        twin = copy.copy(value)
+        twin: Any = copy.copy(value)
         for key, part in value.items():
             twin[key] = rebuilt(part, change)
         return twin

@@ -1,13 +1,11 @@
 """Scores: how far a probe's features moved since the last step.
 
-A score maps features ``(batch, width)`` of this step and of the one before to ``(batch,)`` float32.
-Features are cast to float32 before any arithmetic (paper, "Score function and hyperparameters").
+A score maps features ``(batch, width)`` of this step and of the one before to ``(batch,)``, all in
+float32 (paper, "Score function and hyperparameters").
 ``relative_l1`` is the paper's choice; the other two are those of its ablation (iv).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,8 +15,6 @@ from muninn.errors import InputError
 
 OMEGA = 1e-6
 """The paper's one fixed offset: keeps scores of vanishing features finite."""
-
-Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def relative_l1(current: Tensor, previous: Tensor) -> Tensor:
@@ -56,7 +52,7 @@ def l2(current: Tensor, previous: Tensor) -> Tensor:
     return distance
 
 
-SCORES: dict[str, Score] = {"relative_l1": relative_l1, "cosine": cosine, "l2": l2}
+SCORES = {"relative_l1": relative_l1, "cosine": cosine, "l2": l2}
 
 
 def _prepared(current: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:

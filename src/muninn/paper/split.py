@@ -177,13 +177,12 @@ def split_of(denoiser: Any, depth: str = "stem-1") -> Split:
 
 def _network_of(denoiser: Any) -> Any:
     """The network with a split that a denoiser is, or is a bare wrapper of; else None."""
-    if isinstance(denoiser, nn.Module):
-        return None if _missing(denoiser) else denoiser
-    # A wrapper that holds more than the network may do more than call it.
-    held = getattr(denoiser, "__dict__", {})
-    if set(held) == {"network"} and not _missing(held["network"]):
-        return held["network"]
-    return None
+    network = denoiser
+    if not isinstance(denoiser, nn.Module):
+        # A wrapper that holds more than the network may do more than call it.
+        held = getattr(denoiser, "__dict__", {})
+        network = held["network"] if set(held) == {"network"} else None
+    return None if _missing(network) else network
 
 
 def _missing(network: Any) -> list[str]:
