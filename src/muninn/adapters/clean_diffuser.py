@@ -12,8 +12,7 @@ from torch import Tensor
 from muninn.errors import InputError
 from muninn.model.sampler import Sampler, Step
 
-_SUPPORTED = ("ddpm", "ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")
-"""The last three round one step in three ways."""
+_SUPPORTED = ("ddpm", "ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # 3 roundings of ddim
 
 
 class _Coefficients(NamedTuple):

@@ -33,7 +33,8 @@ class _DiffuserSampler(Sampler):
         tables = [getattr(diffusion, name).detach() for name in _TABLES]
         tables[-1] = (0.5 * tables[-1]).exp()  # on the model's device: exp rounds as there
         # Float32 numbers, which a float holds exactly, noisiest step first.
-        self._numbers = list(zip(*(values.tolist() for values in tables), strict=True))[::-1]
+        rows: list[tuple[float, ...]] = list(zip(*(v.tolist() for v in tables), strict=True))
+        self._numbers = rows[::-1]
         steps = [
             replace(step, signal=1 / r, noise=m / r, from_sample=a, from_state=b, from_noise=spread)
             for step, (r, m, a, b, spread) in zip(table.steps, self._numbers, strict=True)

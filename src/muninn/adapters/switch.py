@@ -55,8 +55,7 @@ class CachedLoop:
         return trajectory
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copied policy gets its class's own method, bound to the copy: when this looks it up,
-        the copy's attributes are not yet set."""
+        """A copy gets the method of its class: its own attributes are not set yet at that time."""
         return getattr, (self.owner, self.name)
 
 

@@ -66,7 +66,8 @@ def executed_actions(
 def _groups(limits: Limits, size: int) -> dict[tuple[int, ...], float]:
     """Channels and their limit; every channel of the action in one group."""
     try:
-        each = limits if isinstance(limits, Mapping) else {(i,): n for i, n in enumerate(limits)}
+        grouped = isinstance(limits, Mapping)
+        each: Any = limits if grouped else {(i,): limit for i, limit in enumerate(limits)}
         channels = sorted(channel for group in each for channel in group)
         if channels == list(range(size)) and all(limit > 0.0 for limit in each.values()):
             return dict(each)

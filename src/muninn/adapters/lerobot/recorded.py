@@ -107,8 +107,8 @@ def _replay(
                 frames = opened()
                 calls: Sequence[int] = range(0, frames[0], policy.config.n_action_steps)
                 if seed is not None:
-                    drawn = np.random.default_rng(call_seed(seed, number)).integers(len(calls))
-                    calls = [calls[drawn]]
+                    generator = np.random.default_rng(call_seed(seed, number))
+                    calls = [calls[int(generator.integers(len(calls)))]]
                 for call in calls:
                     for batch in _history(policy, frames, call, preprocessor, name):
                         told.clear()
