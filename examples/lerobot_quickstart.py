@@ -23,8 +23,7 @@ from lerobot.policies.factory import make_pre_post_processors
 
 import muninn
 from muninn.adapters import enable_cache, planner_of
-from muninn.adapters.lerobot.diffusion import executed_actions
-from muninn.adapters.lerobot.recorded import recorded_calls
+from muninn.adapters.lerobot import executed_actions, recorded_calls
 from muninn.progress import bars
 from muninn_bench.tasks.metaworld.data import demonstrate
 from muninn_bench.tasks.metaworld.policy import features

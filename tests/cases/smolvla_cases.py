@@ -10,7 +10,7 @@ from torch import Tensor
 
 import muninn
 from muninn.adapters import planner_of
-from muninn.adapters.lerobot.smolvla import prefixes
+from muninn.adapters.lerobot import prefixes
 from muninn.certify.certificate import Certificate
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static

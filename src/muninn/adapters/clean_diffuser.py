@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +12,11 @@ from torch import Tensor
 from muninn.errors import InputError
 from muninn.model.sampler import Sampler, Step
 
-_DDIM = ("ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # three roundings of one step
-_SUPPORTED = ("ddpm", *_DDIM)
+_SUPPORTED = ("ddpm", "ddim", "ode_dpmsolver_1", "ode_dpmsolver++_1")  # 3 roundings of ddim
 
 
 class _Coefficients(NamedTuple):
-    """One step in the agent's precision: 0-dimensional tensors, computed as it computes them.
+    """One step in 0-dimensional tensors, computed as the agent computes them.
 
     They stay on the agent's device: a GPU divides by a number of the host as it multiplies by the
     inverse, which rounds otherwise. ``carry`` and ``rest`` are the two factors of the solver's
@@ -31,27 +31,21 @@ class _Coefficients(NamedTuple):
 
 
 class _AgentSampler(Sampler):
-    """See :func:`clean_diffuser_sampler`."""
-
     def __init__(self, agent: Any, steps: int, solver: str) -> None:
         visited = torch.linspace(0, agent.diffusion_steps - 1, steps + 1, dtype=torch.long)
         at = visited.to(agent.alpha.device)
         signals, noises = agent.alpha.detach()[at], agent.sigma.detach()[at]
         self._solver = solver
         self._coefficients = _coefficients(signals, noises, solver)
-        table = _table(visited.tolist(), signals.tolist(), noises.tolist(), solver)
-        pairs = zip(signals.tolist(), noises.tolist(), strict=True)
+        levels = list(zip(signals.tolist(), noises.tolist(), strict=True))
+        rounded = [round(value, 9) for pair in levels for value in pair]
         super().__init__(
             "ddpm" if solver == "ddpm" else "ddim",
             "epsilon" if agent.predict_noise else "sample",
-            table,
+            _table(visited.tolist(), levels, solver),
             flow=False,
             clip=_clip(agent),
-            details={
-                "framework": "CleanDiffuser",
-                "solver": solver,
-                "levels": [round(value, 9) for pair in pairs for value in pair],
-            },
+            details={"framework": "CleanDiffuser", "solver": solver, "levels": rounded},
         )
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
@@ -83,14 +77,9 @@ def clean_diffuser_sampler(agent: Any, steps: int, solver: str = "ddim") -> Samp
 
     Its last step ends at the noise of timestep 0, not at none, and its DDPM adds 1e-8 to a
     variance; both are in the table. After its loop CleanDiffuser clips the trajectory once more to
-    ``x_min`` and ``x_max``: do the same with what the planner returns. Forecasts of another kind
-    than the network's use the table's merged coefficients.
-
-    Args:
-        agent: a DiscreteDiffusionSDE, on the device on which it samples; uniform schedule.
-        steps: ``sample_steps``.
-        solver: ``ddpm``, ``ddim`` or a first-order ODE solver, which computes the same as ``ddim``
-            but for rounding.
+    ``x_min`` and ``x_max``: do the same with what the planner returns. The agent is a
+    DiscreteDiffusionSDE with a uniform schedule, on the device on which it samples; the first-order
+    ODE solvers are ``ddim`` but for rounding.
 
     Raises:
         InputError: another solver or class, or bounds that are not one number, both ways.
@@ -137,28 +126,17 @@ def _coefficients(signals: Tensor, noises: Tensor, solver: str) -> list[_Coeffic
     return result
 
 
-def _table(
-    visited: list[int], signals: list[float], noises: list[float], solver: str
-) -> list[Step]:
+def _table(visited: list[int], levels: list[tuple[float, float]], solver: str) -> list[Step]:
     table = []
     for at in range(len(visited) - 1, 0, -1):
-        signal, noise, after, left = signals[at], noises[at], signals[at - 1], noises[at - 1]
-        spread = 0.0 if solver in _DDIM else left / noise * math.sqrt(1 - (signal / after) ** 2)
-        kept = left if solver in _DDIM else math.sqrt(left**2 - spread**2 + 1e-8)
-        table.append(
-            Step(
-                visited[at],
-                signal,
-                noise,
-                after,
-                left,
-                from_state=0.0,
-                from_sample=after,
-                from_epsilon=kept,
-                from_noise=spread if at > 1 else 0.0,
-                draws_noise=solver == "ddpm" and at > 1,
-            )
-        )
+        (signal, noise), (after, left) = levels[at], levels[at - 1]
+        step = Step(visited[at], signal, noise, after, left, 0.0, after, from_epsilon=left)
+        if solver == "ddpm":
+            spread = left / noise * math.sqrt(1 - (signal / after) ** 2)
+            kept = math.sqrt(left**2 - spread**2 + 1e-8)
+            drawn = spread if at > 1 else 0.0
+            step = replace(step, from_epsilon=kept, from_noise=drawn, draws_noise=at > 1)
+        table.append(step)
     return table
 
 

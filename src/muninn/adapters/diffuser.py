@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -19,25 +19,10 @@ _TABLES = (
     "posterior_mean_coef2",
     "posterior_log_variance_clipped",
 )
-
-
-class _Coefficients(NamedTuple):
-    """One step in Diffuser's float32 numbers, which a float holds exactly.
-
-    ``x0 = recip * x - recip_minus * eps``; the next state is
-    ``from_sample * x0 + from_state * x + deviation * noise``.
-    """
-
-    recip: float
-    recip_minus: float
-    from_sample: float
-    from_state: float
-    deviation: float
+"""With r, m, a, b, v at a step: ``x0 = r x - m eps``, then ``a x0 + b x + exp(v / 2) noise``."""
 
 
 class _DiffuserSampler(Sampler):
-    """See :func:`diffuser_sampler`."""
-
     def __init__(self, diffusion: Any) -> None:
         betas = diffusion.betas.detach().double().cpu().numpy()
         table = ddpm(
@@ -47,18 +32,12 @@ class _DiffuserSampler(Sampler):
         )
         tables = [getattr(diffusion, name).detach() for name in _TABLES]
         tables[-1] = (0.5 * tables[-1]).exp()  # on the model's device: exp rounds as there
-        rows = zip(*(values.tolist() for values in tables), strict=True)
-        self._coefficients = [_Coefficients(*row) for row in rows][::-1]
+        # Float32 numbers, which a float holds exactly, noisiest step first.
+        rows: list[tuple[float, ...]] = list(zip(*(v.tolist() for v in tables), strict=True))
+        self._numbers = rows[::-1]
         steps = [
-            replace(
-                step,
-                signal=1 / at.recip,
-                noise=at.recip_minus / at.recip,
-                from_sample=at.from_sample,
-                from_state=at.from_state,
-                from_noise=at.deviation,
-            )
-            for step, at in zip(table.steps, self._coefficients, strict=True)
+            replace(step, signal=1 / r, noise=m / r, from_sample=a, from_state=b, from_noise=spread)
+            for step, (r, m, a, b, spread) in zip(table.steps, self._numbers, strict=True)
         ]
         # Diffuser draws at the last step too and multiplies the draw by zero.
         steps[-1] = replace(steps[-1], from_noise=0.0, draws_noise=True)
@@ -67,26 +46,22 @@ class _DiffuserSampler(Sampler):
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
         """Next state; order and grouping are Diffuser's."""
-        at, sample = self._coefficients[index], prediction
-        if self.kind == "epsilon":
-            sample = at.recip * x - at.recip_minus * sample
+        r, m, from_sample, from_state, deviation = self._numbers[index]
+        sample = r * x - m * prediction if self.kind == "epsilon" else prediction
         if self.clip is not None:
             sample = sample.clamp(-self.clip, self.clip)
-        mean = at.from_sample * sample + at.from_state * x
+        mean = from_sample * sample + from_state * x
         if noise is None or index == len(self) - 1:
             return mean + 0.0  # as Diffuser does: it changes the sign of a negative zero
-        return mean + at.deviation * noise
+        return mean + deviation * noise
 
 
 def diffuser_sampler(diffusion: Any) -> Sampler:
     """The steps of Diffuser's loop, from the model's own tables: full compute is its, bit for bit.
 
-    :class:`Sampler` merges the coefficients of a step, Diffuser applies its float32 tables one by
-    one: the two differ by rounding. Here a step with a prediction of the network's own kind
-    repeats Diffuser's operations in their order; forecasts of another kind use merged ones.
-
-    Args:
-        diffusion: a GaussianDiffusion, on the device on which it samples; read, never changed.
+    A step with a prediction of the network's own kind repeats Diffuser's operations in their
+    order; forecasts of another kind use merged coefficients, which round otherwise. The model, a
+    GaussianDiffusion on the device on which it samples, is never changed.
 
     Raises:
         InputError: it lacks one of Diffuser's tables; named.

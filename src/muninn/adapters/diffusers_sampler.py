@@ -18,10 +18,9 @@ _SUPPORTED = ("DDPMScheduler", "DDIMScheduler")
 
 
 class _Coefficients(NamedTuple):
-    """One step in the scheduler's precision: 0-dimensional tensors, computed as it computes them.
+    """One step in 0-dimensional tensors, computed as the scheduler computes them.
 
-    The next state is ``from_sample * x0 + from_other * other + deviation * noise``, where other
-    is x for DDPM and eps for DDIM.
+    Next state: ``from_sample * x0 + from_other * (DDPM: x, DDIM: eps) + deviation * noise``.
     """
 
     signal: Tensor
@@ -32,16 +31,12 @@ class _Coefficients(NamedTuple):
 
 
 class DiffusersSampler(Sampler):
-    """The table of ``scheduler`` for ``steps`` steps; full compute equals diffusers bit for bit.
+    """A scheduler's table for some inference steps; full compute equals diffusers bit for bit.
 
     :class:`Sampler` merges the coefficients of a step in float64, diffusers applies its float32
     tensors one by one: the two differ by rounding. Here a step with a prediction of the
-    network's own kind repeats diffusers' operations in their order (DDPM, and DDIM with eta 0),
-    and forecasts of another kind use the merged table.
-
-    Args:
-        scheduler: a DDPMScheduler or DDIMScheduler; read, never changed.
-        steps: number of inference steps.
+    network's own kind repeats diffusers' operations in their order, and forecasts of another kind
+    use the merged table. The scheduler, DDPM or DDIM (eta 0), is never changed.
 
     Raises:
         InputError: another scheduler, or an option of it that is not supported; named.
@@ -58,7 +53,7 @@ class DiffusersSampler(Sampler):
                 f"not {[int(step.timestep) for step in table.steps[:3]]}...; choose another number "
                 "of steps or another timestep_spacing"
             )
-        self._coefficients = (_ddpm if table.name == "ddpm" else _ddim)(own, visited)
+        self._coefficients = _coefficients(own, visited, table.name)
         pairs = zip(table.steps, self._coefficients, strict=True)
         super().__init__(
             table.name,
@@ -80,20 +75,16 @@ class DiffusersSampler(Sampler):
         else:
             sample = at.signal * x - at.noise * prediction
         clipped = sample if self.clip is None else sample.clamp(-self.clip, self.clip)
-        if self.name == "ddim":
-            epsilon = self._epsilon(x, prediction, sample, at)
-            return at.from_sample * clipped + at.from_other * epsilon
-        mean = at.from_sample * clipped + at.from_other * x
-        # Diffusers adds a plain 0 where it draws none: that changes the sign of a negative zero.
-        return mean + (0 if noise is None else at.deviation * noise)
-
-    def _epsilon(self, x: Tensor, prediction: Tensor, sample: Tensor, at: _Coefficients) -> Tensor:
-        """The noise estimate of DDIM, from x0 before it is clipped."""
-        if self.kind == "epsilon":
-            return prediction
+        if self.name == "ddpm":
+            mean = at.from_sample * clipped + at.from_other * x
+            # Diffusers adds a plain 0 where it draws none, which changes the sign of -0.
+            return mean + (0 if noise is None else at.deviation * noise)
+        epsilon = prediction  # as x0 implies it before it is clipped
         if self.kind == "sample":
-            return (x - at.signal * sample) / at.noise
-        return at.signal * prediction + at.noise * x
+            epsilon = (x - at.signal * sample) / at.noise
+        elif self.kind == "v":
+            epsilon = at.signal * prediction + at.noise * x
+        return at.from_sample * clipped + at.from_other * epsilon
 
 
 def _rounded(step: Step, at: _Coefficients, name: str) -> Step:
@@ -102,15 +93,11 @@ def _rounded(step: Step, at: _Coefficients, name: str) -> Step:
     It takes ``1 - alpha`` in float32, which is off by up to 3e-4 of the noise level of a nearly
     clean state; a forecast of x0 that is handed over as epsilon must be read back with the same.
     """
-    rounded = replace(
-        step,
-        signal=float(at.signal),
-        noise=float(at.noise),
-        from_sample=float(at.from_sample),
-    )
+    signal, noise, from_sample, from_other, deviation = map(float, at)
+    rounded = replace(step, signal=signal, noise=noise, from_sample=from_sample)
     if name == "ddim":
-        return replace(rounded, from_epsilon=float(at.from_other))
-    return replace(rounded, from_state=float(at.from_other), from_noise=float(at.deviation))
+        return replace(rounded, from_epsilon=from_other)
+    return replace(rounded, from_state=from_other, from_noise=deviation)
 
 
 def _table(scheduler: Any, steps: int) -> Sampler:
@@ -132,52 +119,36 @@ def _table(scheduler: Any, steps: int) -> Sampler:
     if config.thresholding:
         raise InputError("dynamic thresholding is not supported; use clip_sample")
     schedule = Schedule(config.beta_schedule, scheduler.alphas_cumprod.double().cpu().numpy())
-    kind = _KINDS[config.prediction_type]
-    clip = float(config.clip_sample_range) if config.clip_sample else None
-    spacing, offset = config.timestep_spacing, config.steps_offset
+    common: dict[str, Any] = {
+        "kind": _KINDS[config.prediction_type],
+        "clip": float(config.clip_sample_range) if config.clip_sample else None,
+        "spacing": config.timestep_spacing,
+        "offset": config.steps_offset,
+    }
     if name == "DDIMScheduler":
-        return ddim(
-            schedule,
-            steps,
-            kind=kind,
-            clip=clip,
-            keep_epsilon=True,
-            spacing=spacing,
-            offset=offset,
-            end_clean=config.set_alpha_to_one,
-        )
+        end_clean = config.set_alpha_to_one
+        return ddim(schedule, steps, keep_epsilon=True, end_clean=end_clean, **common)
     if config.variance_type != "fixed_small":
         raise InputError(
             f"variance_type {config.variance_type!r} is not supported; use 'fixed_small'"
         )
-    return ddpm(schedule, steps, kind=kind, clip=clip, spacing=spacing, offset=offset)
+    return ddpm(schedule, steps, **common)
 
 
-def _ddpm(scheduler: Any, timesteps: list[int]) -> list[_Coefficients]:
-    table, result = scheduler.alphas_cumprod, []
-    for timestep, previous in zip(timesteps, [*timesteps[1:], -1], strict=True):
-        now = table[timestep]
-        after = table[previous] if previous >= 0 else scheduler.one
-        alpha = now / after
-        variance = ((1 - after) / (1 - now) * (1 - alpha)).clamp(min=1e-20)
-        result.append(
-            _Coefficients(
-                now**0.5,
-                (1 - now) ** 0.5,
-                after**0.5 * (1 - alpha) / (1 - now),
-                alpha**0.5 * (1 - after) / (1 - now),
-                variance**0.5,
-            )
-        )
-    return result
-
-
-def _ddim(scheduler: Any, timesteps: list[int]) -> list[_Coefficients]:
+def _coefficients(scheduler: Any, timesteps: list[int], name: str) -> list[_Coefficients]:
     table, result = scheduler.alphas_cumprod, []
     stride = len(table) // len(timesteps)
-    for timestep in timesteps:
-        previous = timestep - stride
-        now = table[timestep]
-        after = table[previous] if previous >= 0 else scheduler.final_alpha_cumprod
-        result.append(_Coefficients(now**0.5, (1 - now) ** 0.5, after**0.5, (1 - after) ** 0.5))
+    for timestep, following in zip(timesteps, [*timesteps[1:], -1], strict=True):
+        previous = following if name == "ddpm" else timestep - stride
+        end = scheduler.one if name == "ddpm" else scheduler.final_alpha_cumprod
+        now, after = table[timestep], table[previous] if previous >= 0 else end
+        signal, noise = now**0.5, (1 - now) ** 0.5
+        if name == "ddim":
+            result.append(_Coefficients(signal, noise, after**0.5, (1 - after) ** 0.5))
+            continue
+        alpha = now / after
+        variance = ((1 - after) / (1 - now) * (1 - alpha)).clamp(min=1e-20)
+        from_sample = after**0.5 * (1 - alpha) / (1 - now)
+        from_state = alpha**0.5 * (1 - after) / (1 - now)
+        result.append(_Coefficients(signal, noise, from_sample, from_state, variance**0.5))
     return result

@@ -1,14 +1,13 @@
 """The calling conventions of other frameworks' networks and conditioning, for :class:`Planner`.
 
 Every style makes a denoiser ``(x, timestep, context) -> prediction`` of a network that is called
-differently, every condition repeats a framework's inpainting; nothing else is translated. All
-networks are told the timestep as (batch,), as in their training, also those whose own loop passes
-one number: rows of a batch may stand at different steps.
+differently, every condition repeats a framework's inpainting. All networks are told the timestep
+as (batch,), as in training, because rows of a batch may stand at different steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,23 +19,20 @@ from muninn.errors import InputError
 from muninn.model.denoiser import Denoiser
 from muninn.model.planner import Condition, Planner
 
-# -- networks ------------------------------------------------------------------------------------
 
-
-def diffuser_style(model: Any) -> Denoiser:
+def diffuser_style(model: Callable[..., Tensor]) -> Denoiser:
     """Diffuser: ``model(x, conditions, t)``.
 
     Contexts are its conditions, ``{step of the plan: state (batch, observation)}``.
     """
 
     def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        prediction: Tensor = model(x, context, timestep)
-        return prediction
+        return model(x, context, timestep)
 
     return denoiser
 
 
-def diffusion_policy_style(model: Any) -> Denoiser:
+def diffusion_policy_style(model: Callable[..., Tensor]) -> Denoiser:
     """diffusion_policy: ``model(trajectory, t, local_cond=, global_cond=)``.
 
     Contexts are dicts with these two keywords, or one of them, and what :func:`masked` needs.
@@ -44,21 +40,17 @@ def diffusion_policy_style(model: Any) -> Denoiser:
 
     def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         local, overall = _conditions(context)
-        prediction: Tensor = model(x, timestep, local_cond=local, global_cond=overall)
-        return prediction
+        return model(x, timestep, local_cond=local, global_cond=overall)
 
     return denoiser
 
 
-def dp3_style(model: Any) -> Denoiser:
+def dp3_style(model: Callable[..., Tensor]) -> Denoiser:
     """DP3: ``model(sample=, timestep=, local_cond=, global_cond=)``; contexts as there."""
 
     def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         local, overall = _conditions(context)
-        prediction: Tensor = model(
-            sample=x, timestep=timestep, local_cond=local, global_cond=overall
-        )
-        return prediction
+        return model(sample=x, timestep=timestep, local_cond=local, global_cond=overall)
 
     return denoiser
 
@@ -104,14 +96,10 @@ def diffusers_style(model: Any) -> Denoiser:
     return denoiser
 
 
-# -- conditions ----------------------------------------------------------------------------------
-
-
 def inpainted(action_size: int) -> Condition:
     """Diffuser: the states given in the context, behind ``action_size`` channels of actions.
 
-    Diffuser conditions x_T and the state after every step: ``condition_when="before"``, the
-    default, is the same.
+    Diffuser writes them into x_T and after every step, as ``condition_when="before"`` does.
     """
 
     def condition(x: Tensor, context: Context) -> Tensor:
@@ -144,9 +132,6 @@ def fixed(agent: Any) -> Condition:
     return condition
 
 
-# -- planners ------------------------------------------------------------------------------------
-
-
 def planner_from_diffusers(
     model: Any,
     scheduler: Any,
@@ -157,13 +142,9 @@ def planner_from_diffusers(
 ) -> Planner:
     """A network with a diffusers scheduler; full compute is diffusers' own loop, bit for bit.
 
-    Args:
-        model: called as ``model(x, t, **context)``. For one that is called otherwise, write
-            ``Planner(its_style(model), DiffusersSampler(scheduler, steps), shape)``.
-        scheduler: a DDPMScheduler or DDIMScheduler.
-        steps: number of inference steps.
-        shape: of one trajectory.
-        condition: as in :class:`Planner`, before every call of the network and at the end.
+    The model is called as ``model(x, t, **context)``. For one that is called otherwise, write
+    ``Planner(its_style(model), DiffusersSampler(scheduler, steps), shape)``. Shape and condition
+    are those of :class:`Planner`.
 
     Raises:
         InputError: the scheduler is not supported, or the model is in train mode.
@@ -174,11 +155,5 @@ def planner_from_diffusers(
             raise InputError("the model is in train mode; call model.eval() first")
         first = next(model.parameters(), torch.empty(0))
         device, dtype = first.device, first.dtype
-    return Planner(
-        diffusers_style(model),
-        DiffusersSampler(scheduler, steps),
-        shape,
-        condition=condition,
-        device=device,
-        dtype=dtype,
-    )
+    denoiser, sampler = diffusers_style(model), DiffusersSampler(scheduler, steps)
+    return Planner(denoiser, sampler, shape, condition=condition, device=device, dtype=dtype)

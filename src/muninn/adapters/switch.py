@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from muninn.adapters.registry import Adapter, adapter_for
+from muninn.adapters.registry import Adapter, adapter_for, framework_loop
 from muninn.certify.cached import CachedPlanner, OnMismatch, cache
 from muninn.certify.certificate import Certificate
 from muninn.engines.runtime import OnFailure
@@ -20,8 +20,7 @@ class EnabledCache:
     """``policy.muninn`` while the cache is on. One per policy object; not thread-safe.
 
     Attributes:
-        cached: the planner that runs. Its ``certificate`` is the promise; its ``reason`` says why
-            full compute runs instead, or is None.
+        cached: the planner that runs; its ``reason`` says why it runs full compute, or is None.
         last: record of the last call of the sampling loop; None before it, and after one that
             raised. An action taken from a queue of earlier actions is no call.
     """
@@ -31,7 +30,7 @@ class EnabledCache:
     def __init__(self, cached: CachedPlanner, loop: CachedLoop) -> None:
         self.cached = cached
         self.last: Record | None = None
-        self._loop = loop
+        self.loop = loop
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies of a policy, by deepcopy or pickle, are not cached: they have None here."""
@@ -44,45 +43,20 @@ class CachedLoop:
     stands_in = True  # is no part of the network
 
     def __init__(self, policy: Any, adapter: Adapter, cached: CachedPlanner) -> None:
-        self._policy = policy
+        self.owner, self.name = framework_loop(policy)
+        self.enabled = EnabledCache(cached, self)
         self._adapter = adapter
-        self._enabled = EnabledCache(cached, self)
-        self._owner, self._name = adapter.loop(policy)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
-        enabled = self._enabled
+        enabled = self.enabled
         enabled.last = None
         context, noise = self._adapter.arguments(enabled.cached.planner, *args, **kwargs)
         trajectory, enabled.last = enabled.cached(context, noise=noise)
         return trajectory
 
-    def install(self) -> None:
-        """Put this in the loop's place; ``policy.muninn`` holds the records."""
-        present = vars(self._owner).get(self._name)
-        own = getattr(type(self._owner), self._name)
-        if present is not None and getattr(present, "__func__", None) is not own:
-            raise InputError(
-                f"{type(self._owner).__name__}.{self._name} of this policy was already replaced, "
-                f"by {present!r}; the cache can only stand in for the framework's own. Undo that "
-                "first"
-            )
-        self._policy.muninn = self._enabled
-        setattr(self._owner, self._name, self)
-
-    def remove(self) -> None:
-        """Leave the policy as if the cache had never been enabled."""
-        if vars(self._owner).get(self._name) is not self:
-            raise InputError(
-                f"{type(self._owner).__name__}.{self._name} of this policy was replaced after "
-                "enable_cache; undo that first"
-            )
-        delattr(self._owner, self._name)
-        del self._policy.muninn
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copied policy has its own plain loop here: its attributes are not yet set when this
-        is looked up on it, so the method of its class is found, bound to the copy."""
-        return getattr, (self._owner, self._name)
+        """A copy gets the method of its class: its own attributes are not set yet at that time."""
+        return getattr, (self.owner, self.name)
 
 
 def enable_cache(
@@ -95,8 +69,7 @@ def enable_cache(
     """Run the sampling loop of a policy with a certified cache, in place, on this object only.
 
     Everything around the loop stays the framework's own. ``policy.muninn.last`` is the record of
-    the last call. Weights, saving and copies are unaffected: a deep or pickled copy of the policy
-    is a plain, uncached policy.
+    the last call. A deep or pickled copy of the policy is a plain, uncached policy.
 
     Args:
         policy: of a class that has an adapter, in eval mode, on its final device.
@@ -104,8 +77,7 @@ def enable_cache(
         on_mismatch: what to do if the certificate cannot be read, was made for another policy, or
             the policy was changed after enabling (train mode, number of steps, weights, hooks,
             autocast): ``error`` raises, ``full`` runs full compute and says so in every record.
-        on_failure: what to do if a call fails (NaN, unexpected shape): ``full`` runs full
-            compute for it, ``error`` raises.
+        on_failure: the same for a call that fails (NaN, unexpected shape).
 
     Raises:
         InputError: the class has no adapter, the policy cannot be cached as it is, its cache is
@@ -114,31 +86,31 @@ def enable_cache(
             a *call* if the policy was changed after enabling.
     """
     if is_cache_enabled(policy):
-        raise InputError(
-            "the cache of this policy is already enabled; call disable_cache first to change the "
-            "certificate"
-        )
-    if not isinstance(certificate, Certificate | str | Path):
-        raise InputError(
-            f"certificate is {type(certificate).__name__}; give what muninn.calibrate returns, or "
-            "the path of its file"
-        )
+        raise InputError("the cache of this policy is already enabled; call disable_cache first")
     adapter = adapter_for(policy)
-    planner = adapter.planner_of(policy)
     cached = cache(
-        planner,
+        adapter.planner_of(policy),
         certificate,
         on_mismatch=on_mismatch,
         on_failure=on_failure,
         state=partial(adapter.state, policy),
     )
-    CachedLoop(policy, adapter, cached).install()
+    loop = CachedLoop(policy, adapter, cached)
+    policy.muninn = loop.enabled
+    setattr(loop.owner, loop.name, loop)
 
 
 def disable_cache(policy: Any) -> None:
     """Undo :func:`enable_cache` completely; does nothing to a policy whose cache is off."""
     if is_cache_enabled(policy):
-        policy.muninn._loop.remove()
+        loop = policy.muninn.loop
+        if vars(loop.owner).get(loop.name) is not loop:
+            raise InputError(
+                f"{type(loop.owner).__name__}.{loop.name} of this policy was replaced after "
+                "enable_cache; undo that first"
+            )
+        delattr(loop.owner, loop.name)
+        del policy.muninn
 
 
 def is_cache_enabled(policy: Any) -> bool:

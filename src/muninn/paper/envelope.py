@@ -1,16 +1,15 @@
 """The conformal envelope of the paper: an upper bound on the reuse error of each step, by score.
 
-For every eligible step an isotonic regression m_t of error on score, a conformal quantile q_t of
+Each eligible step has an isotonic regression m_t of error on score, a conformal quantile q_t of
 its residuals on other calls, and ``U_t(s) = max(m_t(s) + q_t, 0)`` as a table (paper,
 "Split-conformal regression details"). It covers errors *of the ghost chain* on exchangeable calls;
-what a deployed cache meets is another matter (docs/paper.md).
+a deployed cache meets others (docs/paper.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,25 +20,17 @@ from torch import Tensor
 from muninn.certify.risk import order_statistic, require_risk, units_needed
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
-from muninn.paper import archive
+from muninn.paper.archive import Archived
 from muninn.paper.ghost import GhostPairs
 
 POINTS = 256
-_KIND = "envelope-1"
 _RANGE = (0.001, 0.999)  # of the calibration scores, spanned by the grid
 _SMALLEST = 1e-12  # a score of zero has no place on a log grid; fp32 features resolve far less
 _Float32Array = npt.NDArray[np.float32]
 
 
-# -- how many calls ----------------------------------------------------------------------------
-
-
 def step_risk(risk: float, eligible_count: int, samples: int = 1) -> float:
-    """alpha_step: the risk of a call, shared by all samples and eligible steps (Bonferroni).
-
-    >>> round(1 / step_risk(0.05, 80)), round(1 / step_risk(0.05, 80, samples=4))
-    (1600, 6400)
-    """
+    """alpha_step: the risk of a call, shared by all samples and eligible steps (Bonferroni)."""
     require_risk(risk, None)
     if eligible_count < 1 or samples < 1:
         raise InputError(
@@ -52,10 +43,12 @@ def step_risk(risk: float, eligible_count: int, samples: int = 1) -> float:
 def conformal_index(residuals: int, risk: float, eligible_count: int, samples: int = 1) -> int:
     """k = ceil((n + 1)(1 - alpha_step)) for n residuals; n + 1 where no residual is high enough.
 
-    >>> conformal_index(2048, 0.05, 80), conformal_index(2048, 0.05, 120)
-    (2048, 2049)
-    >>> conformal_index(99, 0.1, 1), conformal_index(100, 0.1, 1)
-    (90, 91)
+    >>> (
+    ...     conformal_index(99, 0.1, 1),
+    ...     conformal_index(2048, 0.05, 80),
+    ...     conformal_index(2048, 0.05, 120),
+    ... )
+    (90, 2048, 2049)
     """
     alpha = step_risk(risk, eligible_count, samples)
     return residuals + 1 - order_statistic(residuals, alpha, None)
@@ -64,10 +57,8 @@ def conformal_index(residuals: int, risk: float, eligible_count: int, samples: i
 def residuals_needed(risk: float, eligible_count: int, samples: int = 1) -> int:
     """Smallest calibration half n with ``n + 1 >= 1 / alpha_step``.
 
-    >>> residuals_needed(0.05, 80), residuals_needed(0.05, 120)
-    (1599, 2399)
-    >>> residuals_needed(0.05, 80, samples=4), residuals_needed(0.01, 80)
-    (6399, 7999)
+    >>> residuals_needed(0.05, 80), residuals_needed(0.05, 120), residuals_needed(0.05, 80, 4)
+    (1599, 2399, 6399)
     """
     return units_needed(step_risk(risk, eligible_count, samples), None)
 
@@ -82,18 +73,9 @@ def calls_needed(risk: float, eligible_count: int, samples: int = 1) -> int:
     return max(2 * residuals_needed(risk, eligible_count, samples) - 1, 2)
 
 
-# -- one step ----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class StepEnvelope:
-    """U_t of one step before it is tabulated: ``max(m_t(s) + quantile, 0)``.
-
-    Attributes:
-        scores: knots of m_t, increasing.
-        errors: m_t at the knots, nondecreasing.
-        quantile: q_t, the conformal residual.
-    """
+    """U_t of one step before it is tabulated, with m_t by its knots and q_t, the quantile."""
 
     scores: FloatArray
     errors: FloatArray
@@ -125,9 +107,7 @@ def fit_step(
 ) -> StepEnvelope:
     """Isotonic regression on one half, the ``index``-th smallest residual of the other.
 
-    Args:
-        train, held: (scores, errors) of the calls of each half, all 1-D.
-        index: k_t, counted from 1.
+    Each half is (scores, errors) of its calls, 1-D; the index k_t counts from 1.
     """
     fit = IsotonicRegression(y_min=0.0, increasing=True, out_of_bounds="clip").fit(*train)
     knots, fitted = fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float)
@@ -138,43 +118,33 @@ def fit_step(
 def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array, _Float32Array]:
     """The envelope on a log grid over the 0.1% to 99.9% range of the given scores.
 
-    Returns:
-        Grid and values, both (256,) fp32. The grid increases strictly, even where all scores are
-        equal; values are rounded up, so on the grid they are never below the envelope.
+    Grid and values are (256,) fp32. The grid increases strictly, even where all scores are equal;
+    values are rounded up, so on the grid they are never below the envelope.
     """
     low, high = np.maximum(np.quantile(scores, _RANGE), _SMALLEST)
     grid = np.geomspace(low, high, POINTS).astype(np.float32)
     for point in range(1, POINTS):  # a narrow range has fewer fp32 numbers than points
         grid[point] = max(grid[point], np.nextafter(grid[point - 1], np.float32(np.inf)))
-    return grid, _rounded_up(envelope(grid.astype(np.float64)))
-
-
-def _rounded_up(values: FloatArray) -> _Float32Array:
-    """The nearest fp32 numbers that are not below."""
-    nearest = values.astype(np.float32)
-    above: _Float32Array = np.where(
-        nearest < values, np.nextafter(nearest, np.float32(np.inf)), nearest
-    )
-    return above
-
-
-# -- all steps ---------------------------------------------------------------------------------
+    exact = envelope(grid.astype(np.float64))
+    upper = exact.astype(np.float32)
+    return grid, np.where(upper < exact, np.nextafter(upper, np.float32(np.inf)), upper)
 
 
 @dataclass(frozen=True, eq=False)
-class Envelope:
+class Envelope(Archived):
     """Tables of U_t for all eligible steps, and where they come from.
 
     Attributes:
         eligible: step indices that have a table, in order.
         grid: scores, (eligible, 256) fp32, increasing along each row.
         upper: U_t at them, (eligible, 256) fp32.
-        risk: alpha of a call.
-        samples: M, the samples per decision that share the risk.
+        risk, samples: alpha of a call, and the M samples per decision that share it.
         calls: calibration calls, both halves.
         index: k, which of the sorted residuals was taken.
         void: k had to be lowered to the largest residual, so the level was not reached.
     """
+
+    kind: ClassVar[str] = "envelope-1"
 
     eligible: tuple[int, ...]
     grid: Tensor
@@ -202,14 +172,9 @@ class Envelope:
             raise InputError("grid must increase strictly along each row; fit the envelope again")
 
     def __call__(self, step: int, score: Tensor) -> Tensor:
-        """Upper bound on the reuse error at a step, by linear interpolation in the table.
+        """Upper bounds on the reuse error at an eligible step, (batch,) fp32.
 
-        Args:
-            step: an eligible step index.
-            score: (batch,), on any device; clamped to the grid. NaN gives NaN.
-
-        Returns:
-            (batch,) fp32, on the device of ``score``.
+        They are interpolated in the table; scores (batch,) are clamped to the grid, NaN gives NaN.
         """
         try:
             row = self.eligible.index(step)
@@ -218,43 +183,14 @@ class Envelope:
                 f"step {step} has no envelope; eligible are {self.eligible[0]} to "
                 f"{self.eligible[-1]} ({len(self.eligible)} steps)"
             ) from None
-        grid, upper = (table[row] for table in self._on(score.device))
+        if score.device not in self._tables:  # moved to a device once
+            self._tables[score.device] = self.grid.to(score.device), self.upper.to(score.device)
+        grid, upper = (table[row] for table in self._tables[score.device])
         inside = score.to(torch.float32).clamp(grid[0], grid[-1]).contiguous()
         right = torch.searchsorted(grid, inside, right=True).clamp_(1, POINTS - 1)
         left = right - 1
         weight = (inside - grid[left]) / (grid[right] - grid[left])
         return torch.lerp(upper[left], upper[right], weight)
-
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both tables on a device, moved there once."""
-        if device not in self._tables:
-            self._tables[device] = (self.grid.to(device), self.upper.to(device))
-        return self._tables[device]
-
-    def save(self, path: str | Path) -> Path:
-        """Write the envelope to a safetensors file."""
-        fields = {name: getattr(self, name) for name in _PLAIN}
-        fields["eligible"] = list(self.eligible)
-        arrays = {"grid": self.grid.cpu().numpy(), "upper": self.upper.cpu().numpy()}
-        return archive.write(path, _KIND, fields, arrays)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Envelope:
-        """Read an envelope.
-
-        Raises:
-            InputError: the file is missing, damaged, or holds something else.
-        """
-        fields, arrays = archive.read(path, _KIND)
-        try:
-            plain: dict[str, Any] = {name: fields[name] for name in _PLAIN}
-            grid, upper = (torch.from_numpy(arrays[name]) for name in ("grid", "upper"))
-            return cls(tuple(fields["eligible"]), grid, upper, **plain)
-        except (KeyError, TypeError, InputError) as error:
-            raise InputError(f"{path}: damaged envelope ({error}); fit again") from error
-
-
-_PLAIN = ("risk", "samples", "calls", "index", "void")
 
 
 def fit_envelope(
@@ -273,17 +209,16 @@ def fit_envelope(
     Raises:
         CalibrationError: too few calls; says how many are needed in all.
     """
-    count = len(pairs.eligible)
-    alpha = step_risk(risk, count, samples)
+    sharing = risk, len(pairs.eligible), samples
     train, held = split_calls(pairs.calls, seed)
-    index = conformal_index(len(held), risk, count, samples)
+    index = conformal_index(len(held), *sharing)
     void = index > len(held)
     if void and strict:
         raise CalibrationError(
             f"{pairs.calls} calls give {len(held)} residuals per step, but risk {risk:g} shared by "
-            f"{count} eligible steps and {samples} sample(s) is {alpha:.3g} per step and needs "
-            f"{residuals_needed(risk, count, samples)}: give at least "
-            f"{calls_needed(risk, count, samples)} calls in all, accept a higher risk, or pass "
+            f"{len(pairs.eligible)} eligible steps and {samples} sample(s) is "
+            f"{step_risk(*sharing):.3g} per step and needs {residuals_needed(*sharing)}: give at "
+            f"least {calls_needed(*sharing)} calls in all, accept a higher risk, or pass "
             "strict=False for the published rule, whose level is then not reached"
         )
     index = min(index, len(held))

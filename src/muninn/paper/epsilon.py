@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from muninn.context import Context
 from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Sampler
 
 
@@ -19,14 +21,8 @@ def used_epsilon(sampler: Sampler, x: Tensor, prediction: Tensor, step: int) -> 
     In every case ``sampler.step(x, used_epsilon(...), step, noise, "epsilon")`` takes the step
     that the prediction itself would take, up to rounding.
 
-    Args:
-        sampler: tells the parameterisation of ``prediction`` and how it is clipped.
-        x: the state that the network was given, (batch, ...).
-        prediction: of the network, guidance included, same shape.
-        step: index in the sampler's table; 0 is the noisiest.
-
-    Returns:
-        (batch, ...). May be ``prediction`` itself: clone it to keep it beyond the next evaluation.
+    Prediction (guidance included) and result have the shape of the state x, (batch, ...). The
+    result may be ``prediction`` itself: clone it to keep it beyond the next evaluation.
     """
     if sampler.kind == "epsilon":
         return prediction
@@ -38,18 +34,21 @@ def used_epsilon(sampler: Sampler, x: Tensor, prediction: Tensor, step: int) -> 
     return (x - level.signal * sample) / level.noise
 
 
+def reused(
+    planner: Planner, x: Tensor, epsilon: Tensor, step: int, noise: Noise, context: Context
+) -> Tensor:
+    """State after a step with a kept noise prediction, (batch, *shape), conditioned."""
+    after = planner.sampler.step(x, epsilon, step, noise.at(step, slice(None)), "epsilon")
+    return after if planner.condition is None else planner.condition(after, context)
+
+
 def eligible_steps(
     steps: int, prefix: int | None = None, suffix: int | None = None
 ) -> tuple[int, ...]:
     """Step indices at which reuse is allowed: the paper's T_cache, noisiest first.
 
-    With the paper's t = steps - index: ``suffix < t <= steps - prefix``. The first step is never
-    among them, whatever the prefix.
-
-    Args:
-        steps: T, of the sampler.
-        prefix: steps at the noisy end that are always evaluated; ceil(0.10 T) by default.
-        suffix: steps at the clean end that are always evaluated; ceil(0.10 T) by default.
+    With the paper's t = steps - index: ``suffix < t <= steps - prefix``. Prefix and suffix are
+    always evaluated, ceil(0.10 T) steps each by default; so is the first step, whatever they are.
 
     Raises:
         InputError: a count is negative, or no step is left.

@@ -1,9 +1,9 @@
 """The paper's escalation: driven by ``rho = Dhat / tolerance``, with risk ``alpha / M`` per sample.
 
-The machine is :class:`muninn.loop.escalation.Escalation`; this is its published configuration. ``Dhat``
-is not a bound on the deviation, and a union bound over samples does not cover calls that were
-picked for being hard (docs/paper.md, docs/closed_loop.md): for a promise use the machine's own
-defaults and :func:`muninn.loop.escalated.certify_escalated`.
+This is the published configuration of :class:`muninn.loop.escalation.Escalation`. ``Dhat`` is not
+a bound on the deviation, and a union bound over samples does not cover calls that were picked for
+being hard (docs/paper.md, docs/closed_loop.md): for a promise use the machine's own defaults and
+:func:`muninn.loop.escalated.certify_escalated`.
 """
 
 from __future__ import annotations
@@ -46,34 +46,17 @@ def paper_escalation(
     )
 
 
-def candidate_risk(risk: float, candidates: int) -> float:
-    """Risk at which each of M samples is calibrated, ``alpha / M``.
-
-    The envelope divides it by the eligible steps, ``alpha / (M |T_cache|)``: pass it to
-    :func:`muninn.paper.fit_envelope`, which says how many calls that takes.
-
-    >>> candidate_risk(0.05, 4)
-    0.0125
-    """
-    if not 0.0 < risk < 1.0 or candidates < 1:
-        raise InputError(
-            f"risk lies between 0 and 1 and candidates is at least 1, got {risk} and {candidates}"
-        )
-    return risk / candidates
-
-
 class PaperPrograms:
     """What the published method may be asked for.
 
-    Args:
-        cached: the policy at risk ``alpha``.
-        resampled: the policy at risk ``alpha / M``, for multi-sample selection.
-        screen: of the platform.
+    ``cached`` is the policy at risk ``alpha``; ``resampled``, for multi-sample selection, the one
+    at ``alpha / M``, whose envelope is ``fit_envelope(pairs, alpha, samples=M)``.
     """
 
     def __init__(self, cached: ProbedPlanner, resampled: ProbedPlanner, screen: Screen) -> None:
+        full = ProbedPlanner(cached.planner, cached.probe, cached.gate, eligible=())
+        self._policies = {"cached": cached, "resampled": resampled, "full": full}
         self.cached = cached
-        self.resampled = resampled
         self.screen = screen
 
     def run(self, request: Request) -> Reply:
@@ -88,12 +71,6 @@ class PaperPrograms:
         return len(self._policy(source).planner.sampler)
 
     def _policy(self, source: PlanSource | int) -> ProbedPlanner:
-        if source == "cached":
-            return self.cached
-        if source == "resampled":
-            return self.resampled
-        if source == "full":
-            return ProbedPlanner(
-                self.cached.planner, self.cached.probe, self.cached.gate, eligible=()
-            )
-        raise InputError(f"the published method has no family, so no member {source}")
+        if source not in self._policies:
+            raise InputError(f"the published method has no family, so no member {source}")
+        return self._policies[source]

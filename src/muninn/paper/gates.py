@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from muninn.model.planner import Planner
 from muninn.paper.envelope import Envelope
 
 Units = Literal["algorithm", "appendix", "mended"]
-UNITS: tuple[Units, ...] = ("algorithm", "appendix", "mended")
+UNITS: tuple[Units, ...] = get_args(Units)
 
 
 class Gate(Protocol):
@@ -21,33 +21,28 @@ class Gate(Protocol):
 
     def start(self, rows: int, device: torch.device) -> Tensor:
         """State at the beginning of a call, (rows,) float32."""
-        ...
 
     def decide(
         self, step: int, score: Tensor, allowed: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Which rows reuse at ``step``, what that costs them, and the next state.
+        """Which rows reuse at ``step``, what that costs them, and the next state; each (rows,).
+
+        The cost is zero where nothing is reused.
 
         Args:
             step: position in the sampler, 0 is the noisiest.
             score: of this step's probe against the last one's, (rows,) float32.
             allowed: rows that may reuse here, (rows,) bool.
             state: from the last decision, (rows,) float32.
-
-        Returns:
-            (reuse, cost, state), each (rows,); cost is zero where nothing is reused.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class Budget:
     """Algorithm 1: reuse while the bounded cost of doing so fits into what is left of a budget.
 
-    Attributes:
-        envelope: upper bounds U_t on the reuse error.
-        tolerance: the budget of each trajectory.
-        weights: cost of a unit of U_t at each step, (steps,).
+    The tolerance is the budget of each trajectory; a unit of the envelope's bound U_t on the reuse
+    error costs ``weights[step]``.
     """
 
     envelope: Envelope
@@ -66,7 +61,7 @@ class Budget:
             return torch.zeros_like(allowed), torch.zeros_like(state), state
         cost = self.weights[step] * self.envelope(step, score)
         reuse = allowed & (cost <= state)
-        cost = torch.where(reuse, cost, torch.zeros_like(cost))
+        cost = torch.where(reuse, cost, 0.0)
         return reuse, cost, state - cost
 
 
@@ -86,8 +81,7 @@ def paper_budget(
     ``L_t U_t``.
 
     Args:
-        planner: gives the path coefficients L_t of its sampler in epsilon form.
-        envelope: calibrated bounds.
+        planner: its sampler gives the path coefficients L_t, in epsilon form.
         tolerance: on the deviation, in the metric ``rms_step``.
         units: which of the three.
         sensitivity: False sets L_t = 1, the paper's ablation (iii).
@@ -109,7 +103,7 @@ class Threshold:
     threshold: float
 
     def start(self, rows: int, device: torch.device) -> Tensor:
-        """No state."""
+        """Nothing accumulated."""
         return torch.zeros(rows, device=device)
 
     def decide(
@@ -119,19 +113,12 @@ class Threshold:
         return allowed & (score < self.threshold), torch.zeros_like(state), state
 
 
-@dataclass(frozen=True)
-class Accumulated:
+class Accumulated(Threshold):
     """TeaCache-style: reuse until the probe's changes since the last evaluation add up.
 
     TeaCache also rescales the changes by a polynomial fitted to one image or video model; there
     is none for planners, so the sum is taken as it is.
     """
-
-    threshold: float
-
-    def start(self, rows: int, device: torch.device) -> Tensor:
-        """Nothing accumulated."""
-        return torch.zeros(rows, device=device)
 
     def decide(
         self, step: int, score: Tensor, allowed: Tensor, state: Tensor
@@ -139,4 +126,4 @@ class Accumulated:
         """Add the score, compare the sum, and start again where a step is evaluated."""
         total = state + score
         reuse = allowed & (total < self.threshold)
-        return reuse, torch.zeros_like(state), torch.where(reuse, total, torch.zeros_like(total))
+        return reuse, torch.zeros_like(state), torch.where(reuse, total, 0.0)

@@ -1,49 +1,46 @@
 """Algorithm 2 of the paper: pairs of probe score and reuse error, from full and ghost chains.
 
 The ghost chain walks beside full compute with the same noise. It reuses a cached noise prediction
-on a fixed schedule, and where it does not, it takes the prediction of *full compute*, made at a
-state that is not its own. A deployed cache cannot do that: its recomputed predictions carry the
-error of its state, which these labels leave out (docs/paper.md). It is built here as published.
+on a fixed schedule, and otherwise takes the prediction of *full compute*, made at a state that is
+not its own. A deployed cache cannot do that: its recomputed predictions carry the error of its
+state, which these labels leave out (docs/paper.md). It is built here as published.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from muninn.certify.paired import call_seed
-from muninn.context import Context, batch_size, select
+from muninn.context import Context, select
+from muninn.context import batch_size as rows_of
 from muninn.errors import CalibrationError, DenoiserError, InputError
 from muninn.model.denoiser import check_prediction
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
-from muninn.paper import archive
-from muninn.paper.epsilon import eligible_steps, require_eligible, used_epsilon
+from muninn.paper.archive import Archived
+from muninn.paper.epsilon import eligible_steps, require_eligible, reused, used_epsilon
 from muninn.paper.score import SCORES
+from muninn.paper.split import Probe
 from muninn.progress import Advance, Task
 
-if TYPE_CHECKING:
-    from muninn.paper.split import Probe, Split
-
 STRIDE = 4
-_KIND = "ghost-pairs-1"
 
 
 @dataclass(frozen=True, eq=False)
-class GhostPairs:
+class GhostPairs(Archived):
     """Scores and errors of one probe, the calibration sets S_cal(t) of all steps.
 
-    Attributes:
-        scores: (calls, steps) float64; NaN at step 0, which has no score.
-        errors: (calls, steps) float64; NaN at steps that are not eligible.
-        eligible: step indices at which reuse is allowed.
+    Both are (calls, steps) float64, with NaN scores at step 0 and NaN errors at steps that are
+    not eligible.
     """
+
+    kind: ClassVar[str] = "ghost-pairs-1"
 
     scores: FloatArray
     errors: FloatArray
@@ -76,27 +73,9 @@ class GhostPairs:
             raise InputError(f"count must lie between 1 and {self.calls} calls, got {count}")
         return GhostPairs(self.scores[:count], self.errors[:count], self.eligible)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the pairs to a safetensors file."""
-        arrays = {"scores": self.scores, "errors": self.errors}
-        return archive.write(path, _KIND, {"eligible": list(self.eligible)}, arrays)
-
-    @classmethod
-    def load(cls, path: str | Path) -> GhostPairs:
-        """Read pairs.
-
-        Raises:
-            InputError: the file is missing, damaged, or holds something else.
-        """
-        fields, arrays = archive.read(path, _KIND)
-        try:
-            return cls(arrays["scores"], arrays["errors"], tuple(fields["eligible"]))
-        except (KeyError, TypeError, InputError) as error:
-            raise InputError(f"{path}: damaged ghost pairs ({error}); collect again") from error
-
 
 def anchor_steps(steps: int, eligible: Sequence[int], stride: int = STRIDE) -> tuple[int, ...]:
-    """Step indices at which the ghost chain takes and caches the full prediction, the set A.
+    """The set A of steps at which the ghost chain takes and caches the full prediction.
 
     All steps that are not eligible, and those whose t = steps - index is a multiple of the stride.
 
@@ -112,11 +91,9 @@ def anchor_steps(steps: int, eligible: Sequence[int], stride: int = STRIDE) -> t
 
 @torch.no_grad()
 def full_chain(planner: Planner, context: Context, noise: Noise) -> tuple[list[Tensor], Tensor]:
-    """Full compute, keeping the effective noise prediction of every step.
+    """Full compute: the effective noise prediction (batch, *shape) of every step, and trajectories.
 
-    Returns:
-        One tensor (batch, *shape) per step, and the trajectory, bit-identical to
-        :meth:`muninn.model.planner.Planner.sample` with the same noise.
+    These are bit-identical to :meth:`muninn.model.planner.Planner.sample` with the same noise.
 
     Raises:
         DenoiserError: a prediction has the wrong type, shape or device, or is not finite.
@@ -147,10 +124,8 @@ def ghost_chain(
     """The ghost chain of Algorithm 2; runs stems of the network, never its core.
 
     Args:
-        planner: whose sampler and conditioning the ghost follows.
-        full_eps: what :func:`full_chain` kept on the same context and noise.
+        full_eps: what :func:`full_chain` kept for this planner on the same context and noise.
         probes: all measured on one chain, since its states do not depend on them.
-        context, noise: of the full chain.
         eligible: step indices at which reuse is allowed.
         stride: steps between anchors inside the eligible band.
 
@@ -162,13 +137,23 @@ def ghost_chain(
         InputError: the arguments do not fit together.
         DenoiserError: a score is not finite.
     """
-    sampler = planner.sampler
-    steps = len(sampler)
+    steps = len(planner.sampler)
     anchors = set(anchor_steps(steps, eligible, stride))
-    _require_chain(planner, full_eps, probes)
+    if not probes:
+        raise InputError("probes is empty; give at least one Probe")
+    if len(full_eps) != steps:
+        raise InputError(
+            f"full_eps has {len(full_eps)} steps but the sampler has {steps}; pass what full_chain "
+            "returned for this planner"
+        )
+    if any(step.signal == 0.0 for step in planner.sampler.steps):
+        raise InputError(
+            f"{planner.sampler.name} starts from pure noise, where a noise prediction says nothing "
+            "of the trajectory; the published method needs a DDPM or DDIM sampler"
+        )
     noise = planner.prepare(context, noise, None)
     x = planner.start(noise, context)
-    size = float(x[0].numel()) ** 0.5
+    size, exact = float(x[0].numel()) ** 0.5, torch.promote_types(full_eps[0].dtype, torch.float32)
     allowed = set(eligible)
     blank = torch.full((len(x), steps), float("nan"), dtype=torch.float64, device=x.device)
     scores, errors = blank.repeat(len(probes), 1, 1), blank.clone()
@@ -181,12 +166,11 @@ def ghost_chain(
                 scores[place, :, step] = score
             previous = features
             if step in allowed:
-                errors[:, step] = _distance(full_eps[step], cache) / size
+                difference = (full_eps[step].to(exact) - cache.to(exact)).flatten(1)
+                errors[:, step] = torch.linalg.vector_norm(difference, dim=1) / size
             if step in anchors:
                 cache = full_eps[step]  # the flaw of the module docstring, as published
-        x = sampler.step(x, cache, step, noise.at(step, slice(None)), "epsilon")
-        if planner.condition is not None:
-            x = planner.condition(x, context)
+        x = reused(planner, x, cache, step, noise, context)
     for probe, table in zip(probes, scores, strict=True):
         finite = torch.isfinite(table)
         finite[:, 0] = True  # the first step has no score
@@ -205,47 +189,38 @@ def collect_pairs(
     batch_size: int = 32,
     task: Task | None = None,
 ) -> list[GhostPairs]:
-    """Algorithm 2 over many calls: one set of pairs per probe.
+    """Algorithm 2 over many calls of the planner to deploy: one set of pairs per probe.
 
     Args:
-        planner: what will be deployed.
-        probes: all measured on the same chains.
         calls: contexts like those to come, one row per call; or a number of calls for a planner
             without context.
-        eligible: step indices at which reuse is allowed; :func:`eligible_steps` by default.
-        stride: steps between the ghost chain's anchors.
+        eligible, stride: as in :func:`ghost_chain`; :func:`eligible_steps` by default.
         seed: noise of call i is a function of (seed, i) alone.
         batch_size: calls run together.
         task: progress, as of :func:`muninn.progress.bars`.
     """
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    count, context = _calls(calls)
-    band = eligible_steps(len(planner.sampler)) if eligible is None else tuple(eligible)
-    advance: Advance = (lambda done: None) if task is None else task("ghost chains", count)
-    scores, errors = [], []
-    for first in range(0, count, batch_size):
-        rows = range(first, min(first + batch_size, count))
-        own = select(context, slice(rows.start, rows.stop))
-        noise = planner.draw_noise(seeds=[call_seed(seed, call) for call in rows])
-        full_eps, _ = full_chain(planner, own, noise)
-        score, error = ghost_chain(planner, full_eps, probes, own, noise, band, stride)
-        scores.append(score)
-        errors.append(error)
-        advance(len(rows))
-    label = np.concatenate(errors)
-    return [GhostPairs(table, label, band) for table in np.concatenate(scores, axis=1)]
-
-
-def _calls(calls: Context | int) -> tuple[int, Context]:
-    """How many calls there are, and their contexts."""
-    count = calls if isinstance(calls, int) else batch_size(calls)
+    context = None if isinstance(calls, int) else calls
+    count = calls if isinstance(calls, int) else rows_of(calls)
     if not count or count < 1:
         raise InputError(
             "calls holds no call; give batched contexts (one row per call), or a number of calls "
             "for a planner without context"
         )
-    return count, None if isinstance(calls, int) else calls
+    band = eligible_steps(len(planner.sampler)) if eligible is None else tuple(eligible)
+    advance: Advance = (lambda done: None) if task is None else task("ghost chains", count)
+    measured = []
+    for first in range(0, count, batch_size):
+        rows = range(first, min(first + batch_size, count))
+        own = select(context, slice(rows.start, rows.stop))
+        noise = planner.draw_noise(seeds=[call_seed(seed, call) for call in rows])
+        full_eps, _ = full_chain(planner, own, noise)
+        measured.append(ghost_chain(planner, full_eps, probes, own, noise, band, stride))
+        advance(len(rows))
+    scores, errors = zip(*measured, strict=True)
+    label = np.concatenate(errors)
+    return [GhostPairs(table, label, band) for table in np.concatenate(scores, axis=1)]
 
 
 def _features(
@@ -253,35 +228,8 @@ def _features(
 ) -> dict[int, Tensor]:
     """The feature F_t of every distinct split, by the identity of the split."""
     timestep = planner.timestep(step, len(x))
-    splits: dict[int, Split] = {id(probe.split): probe.split for probe in probes}
-    return {
-        key: split.feature(split.stem(x, timestep, context), x) for key, split in splits.items()
-    }
-
-
-def _distance(one: Tensor, other: Tensor) -> Tensor:
-    """Frobenius norm of the difference per row, (batch,), in fp32 or better."""
-    dtype = torch.promote_types(one.dtype, torch.float32)
-    difference = (one.to(dtype) - other.to(dtype)).flatten(1)
-    norm: Tensor = torch.linalg.vector_norm(difference, dim=1)
-    return norm
-
-
-def _require_chain(planner: Planner, full_eps: Sequence[Tensor], probes: Sequence[Probe]) -> None:
-    if not probes:
-        raise InputError("probes is empty; give at least one Probe")
-    if len(full_eps) != len(planner.sampler):
-        raise InputError(
-            f"full_eps has {len(full_eps)} steps but the sampler has {len(planner.sampler)}; pass "
-            "what full_chain returned for this planner"
-        )
-    for index, step in enumerate(planner.sampler.steps):
-        if step.signal == 0.0:
-            raise InputError(
-                f"step {index} of {planner.sampler.name} starts from pure noise, where a noise "
-                "prediction says nothing of the trajectory; the published method needs a DDPM or "
-                "DDIM sampler"
-            )
+    splits = {id(probe.split): probe.split for probe in probes}
+    return {key: own.feature(own.stem(x, timestep, context), x) for key, own in splits.items()}
 
 
 def _require_finite(finite: Tensor, what: str) -> None:

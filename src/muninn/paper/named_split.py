@@ -20,13 +20,13 @@ from muninn.context import Context, select
 from muninn.errors import InputError
 from muninn.model.denoiser import Denoiser, check_prediction
 from muninn.paper.recording import (
-    Call,
     Forward,
     Kept,
-    Replacement,
-    leaves,
+    Recorded,
+    StandIn,
     rebuilt,
     record,
+    replaced,
     require_eager,
 )
 
@@ -37,17 +37,14 @@ Pool = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Recording:
-    """All calls up to the probe, the probed one last, and the row numbers 0, 1, ... of the batch.
-
-    An object and no nest, so that :func:`muninn.context.select` passes it on whole.
-    """
+class Trace:  # no nest, so that muninn.context.select passes it on whole
+    """All submodules up to the probe, the probed one last; row numbers 0, 1, ... of the batch."""
 
     rows: Tensor
-    calls: list[Call] = field(default_factory=list)
+    recorded: list[Recorded] = field(default_factory=list)
 
 
-Hidden = tuple[Tensor, Recording]
+Hidden = tuple[Tensor, Trace]
 
 
 class _Reached(BaseException):
@@ -57,19 +54,17 @@ class _Reached(BaseException):
 class NamedSplit:
     """The split of a foreign denoiser behind one of its submodules.
 
-    ``hidden`` is the pair (row numbers, recording): :func:`muninn.context.select` picks from the
-    row numbers, and the core takes those rows of what was recorded. Which tensors have the batch
-    first is seen from the *inputs* of each recorded call when a part of the rows is asked for: if
-    the first dimension of an input shrinks with the batch, outputs must have the batch first too
-    and are indexed; if no input changes (tables of positions, scalars), outputs are handed out
-    whole, even where a table happens to be as long as the batch. Other changes are refused. What
-    is neither a tensor nor a nest of them (tuple, list, dict, dataclass) is handed out unchanged.
+    ``hidden`` is the pair (row numbers, trace): :func:`muninn.context.select` picks from the
+    row numbers, and the core takes those rows of what was recorded. The *inputs* of a recorded
+    submodule show which tensors have the batch first: if the first dimension of an input shrinks
+    with the batch, outputs are indexed too; if no input changes (tables of positions, scalars),
+    outputs are handed out whole. Other changes are refused. What is neither a tensor nor a nest
+    of them (tuple, list, dict, dataclass) is handed out unchanged.
 
-    The code between submodules runs twice, so it must be deterministic. It may work in place: the
-    stem works on copies of x and timestep, and writes of a recorded call into its inputs are
-    repeated. Whatever the denoiser does outside ``module`` runs twice as well, and so do hooks of
-    the recorded submodules, but not their forwards (except of those that only reshape). The stem
-    leaves the forward by an exception: what a network must undo belongs into its own ``finally``.
+    The code between submodules, hooks, and all that the denoiser does outside ``module`` run
+    twice, so they must be deterministic. They may work in place: the stem works on copies of x
+    and timestep, and writes of a recorded submodule into its inputs are repeated. The stem leaves
+    the forward by an exception: what a network must undo belongs into its own ``finally``.
 
     Not thread-safe: during a call, and only then, ``forward`` of submodules is replaced on the
     instances. Build a new split after adding, replacing or compiling submodules.
@@ -99,7 +94,12 @@ class NamedSplit:
         require_eager(denoiser, module)
         named = dict(module.named_modules(remove_duplicate=False))
         if not name or name not in named:
-            raise InputError(_unknown(name, [key for key in named if key]))
+            known = [key for key in named if key]
+            close = ", ".join(difflib.get_close_matches(name, known, n=8, cutoff=0.5))
+            listed = f"close names: {close}" if close else f"it has: {', '.join(known) or 'none'}"
+            raise InputError(
+                f"the module has no submodule {name!r}; {listed}. module.named_modules() lists all"
+            )
         self.denoiser = denoiser
         self.module = module
         self.name = name
@@ -109,30 +109,19 @@ class NamedSplit:
         # All others are answered as a whole.
         around = {module}
         for key in [key for key, value in named.items() if value is self._target]:
-            parts = key.split(".")
-            around |= {named[".".join(parts[:count])] for count in range(1, len(parts))}
+            around |= {named[key[:dot]] for dot, letter in enumerate(key) if letter == "."}
         self._whole = {value: key for key, value in named.items() if value not in around}
 
-    # -- the split ---------------------------------------------------------------------------
-
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Hidden:
-        """Run up to the named submodule, and not further.
-
-        Raises:
-            InputError: the submodule is not called, or its output has not one row per call.
-        """
-        recording = Recording(torch.arange(len(x), device=x.device))
-        with Replacement() as replacement:
-            replacement.put(self.module, self._counted())
-            recorder = self._recorder(recording)
-            for module in self._whole:
-                replacement.put(module, recorder)
+        """Run up to the named submodule; InputError if it is not called or returns no rows."""
+        trace = Trace(torch.arange(len(x), device=x.device))
+        with replaced([self.module], _once()), replaced(self._whole, self._recorder(trace)):
             try:
                 self.denoiser(x.clone(), timestep.clone(), context)
             except _Reached:
-                self._require_rows(recording)
-                return recording.rows, recording
-        seen = ", ".join(dict.fromkeys(call.name for call in recording.calls)) or "none"
+                self._require_rows(trace)
+                return trace.rows, trace
+        seen = ", ".join(dict.fromkeys(each.name for each in trace.recorded)) or "none"
         raise InputError(
             f"submodule {self.name!r} was not called; name one that is. Outermost submodules that "
             f"were: {seen}. (A compiled copy of the network calls none, a fused path may skip some)"
@@ -141,146 +130,110 @@ class NamedSplit:
     def core(self, hidden: Hidden, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
         """The denoiser's prediction for the rows of ``hidden``; the stem's work is not repeated.
 
-        Raises:
-            InputError: rows do not fit, or what was recorded has not the batch first.
-            DenoiserError: the denoiser took another path than in the stem.
+        Raises InputError if rows do not fit or the batch is not first in what was recorded,
+        DenoiserError if the denoiser took another path than in the stem.
         """
-        rows, recording = hidden
+        rows, trace = hidden
         if len(rows) != len(x):
             raise InputError(
                 f"hidden has {len(rows)} rows but x has {len(x)}; select the same rows of both"
             )
-        if len(rows) != len(recording.rows):
-            return self._replay(rows, recording, x, timestep, context)
-        if rows is recording.rows or torch.equal(rows, recording.rows):
-            return self._replay(None, recording, x, timestep, context)
+        if len(rows) != len(trace.rows):
+            return self._replay(rows, trace, x, timestep, context)
+        if rows is trace.rows or torch.equal(rows, trace.rows):
+            return self._replay(None, trace, x, timestep, context)
         # The whole batch in another order: shapes would not tell what has the batch first.
         order = rows.argsort()
-        if not torch.equal(rows[order], recording.rows):
+        if not torch.equal(rows[order], trace.rows):
             raise InputError(f"rows {rows.tolist()} name a row twice; give each row once")
-        state = x[order]
-        own = select(context, order)
-        prediction = self._replay(None, recording, state, timestep[order], own)
+        state, own = x[order], select(context, order)
+        prediction = self._replay(None, trace, state, timestep[order], own)
         x.copy_(state[rows])  # what the denoiser may have written into its input
         return prediction[rows]
 
     def feature(self, hidden: Hidden, x: Tensor) -> Tensor:
-        """The named submodule's output, pooled: (batch, width) float32.
-
-        Raises:
-            InputError: if the pool does not fit the output.
-        """
-        rows, recording = hidden
+        """The named submodule's output, pooled: (batch, width) float32; InputError if not."""
+        rows, trace = hidden
 
         def taken(leaf: Any) -> Any:
             if not isinstance(leaf, Kept):
                 return leaf
-            whole = rows is recording.rows or leaf.value.shape[:1] != recording.rows.shape
+            whole = rows is trace.rows or leaf.value.shape[:1] != trace.rows.shape
             return leaf.value if whole else leaf.value[rows]
 
-        output = rebuilt(recording.calls[-1].output, taken)
-        pooled = self._pooled(output)
+        pooled = output = rebuilt(trace.recorded[-1].output, taken)
+        if callable(self.pool):
+            pooled = self.pool(output)
+        elif (axis := POOLS[self.pool]) is not None:
+            fits = isinstance(output, Tensor) and output.ndim == 3
+            pooled = output.float().mean(dim=axis) if fits else None
         if not isinstance(pooled, Tensor) or pooled.ndim != 2 or len(pooled) != len(rows):
+            seen = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise InputError(
                 f"pool {self.pool!r} does not give ({len(rows)}, width) from the output of "
-                f"{self.name!r}, {_described(output)}; choose one of {', '.join(POOLS)}, or give a "
-                "function that does"
+                f"{self.name!r}, {seen}; choose one of {', '.join(POOLS)}, or give a function"
             )
         return pooled.float()
 
-    # -- its parts ---------------------------------------------------------------------------
+    def _recorder(self, trace: Trace) -> StandIn:
+        """Records every outermost call, and stops the denoiser behind the target's."""
+        running: list[str] = []  # the recorded submodule under way, which calls others inside it
 
-    def _recorder(self, recording: Recording) -> Callable[[nn.Module, Forward], Forward]:
-        running: list[str] = []  # the recorded call under way; calls inside it are part of it
-
-        def make(module: nn.Module, original: Forward) -> Forward:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                if running:
-                    if module is self._target:
-                        raise InputError(
-                            f"{self.name!r} is called from inside {running[0]!r}, which does not "
-                            f"contain it; name {running[0]!r} instead"
-                        )
-                    return original(*args, **kwargs)
-                name, batch = self._whole[module], len(recording.rows)
-                running.append(name)
-                try:
-                    call, output = record(module, name, batch, original, args, kwargs)
-                finally:
-                    running.clear()
-                recording.calls.append(call)
+        def recorder(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+            if running:
                 if module is self._target:
-                    raise _Reached
-                return output
+                    raise InputError(
+                        f"{self.name!r} is called from inside {running[0]!r}, which does not "
+                        f"contain it; name {running[0]!r} instead"
+                    )
+                return original(*args, **kwargs)
+            name = self._whole[module]
+            running.append(name)
+            try:
+                recorded, output = record(module, name, len(trace.rows), original, args, kwargs)
+            finally:
+                running.clear()
+            trace.recorded.append(recorded)
+            if module is self._target:
+                raise _Reached
+            return output
 
-            return forward
-
-        return make
+        return recorder
 
     def _replay(
-        self,
-        rows: Tensor | None,
-        recording: Recording,
-        x: Tensor,
-        timestep: Tensor,
-        context: Context,
+        self, rows: Tensor | None, trace: Trace, x: Tensor, timestep: Tensor, context: Context
     ) -> Tensor:
-        left = list(reversed(recording.calls))
+        """The denoiser with recorded answers for the given rows (all, in order, if None)."""
+        left = trace.recorded[::-1]
         running = False
 
-        def player(module: nn.Module, original: Forward) -> Forward:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                nonlocal running
-                if running:
-                    return original(*args, **kwargs)
-                call = left[-1]
-                if call.module is not module:
-                    raise call.astray()
-                running = True
-                try:
-                    output = call.answer(original, rows, args, kwargs)
-                finally:
-                    running = False
-                left.pop()
-                if not left:
-                    answers.undo()  # from here on the network runs as it is
-                return output
+        def player(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+            nonlocal running
+            if running:
+                return original(*args, **kwargs)
+            if left[-1].module is not module:
+                raise left[-1].astray()
+            running = True
+            try:
+                output = left[-1].answer(original, rows, args, kwargs)
+            finally:
+                running = False
+            left.pop()
+            if not left:
+                answers.close()  # from here on the network runs as it is
+            return output
 
-            return forward
-
-        with Replacement() as counter, Replacement() as answers:
-            counter.put(self.module, self._counted())
-            for module in {call.module: None for call in recording.calls}:
-                answers.put(module, player)
+        modules = {recorded.module: None for recorded in trace.recorded}
+        with replaced([self.module], _once()), replaced(modules, player) as answers:
             prediction = self.denoiser(x, timestep, context)
         if left:
             raise left[-1].astray()
         return check_prediction(prediction, x, None)
 
-    def _counted(self) -> Callable[[nn.Module, Forward], Forward]:
-        calls = 0
-
-        def make(module: nn.Module, original: Forward) -> Forward:
-            def forward(*args: Any, **kwargs: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls > 1:
-                    raise InputError(
-                        f"the denoiser calls {type(module).__name__} more than once per "
-                        "evaluation, so its stem is not one; for classifier-free guidance use "
-                        "GuidedSplit(guidance, NamedSplit(guidance.denoiser, ...))"
-                    )
-                return original(*args, **kwargs)
-
-            return forward
-
-        return make
-
-    def _require_rows(self, recording: Recording) -> None:
-        batch = len(recording.rows)
-        first = next(
-            (kept for kept in leaves(recording.calls[-1].output) if isinstance(kept, Kept)), None
-        )
+    def _require_rows(self, trace: Trace) -> None:
+        batch, leaves = len(trace.rows), list[Any]()
+        rebuilt(trace.recorded[-1].output, leaves.append)
+        first = next((leaf for leaf in leaves if isinstance(leaf, Kept)), None)
         if first is None or first.value.ndim == 0 or len(first.value) != batch:
             shape = "no tensor" if first is None else tuple(first.value.shape)
             raise InputError(
@@ -289,24 +242,20 @@ class NamedSplit:
                 "classifier-free guidance must be written with ClassifierFreeGuidance"
             )
 
-    def _pooled(self, output: Any) -> Any:
-        if callable(self.pool):
-            return self.pool(output)
-        axis = POOLS[self.pool]
-        if axis is None or not isinstance(output, Tensor):
-            return output
-        return output.float().mean(dim=axis) if output.ndim == 3 else None
 
+def _once() -> StandIn:
+    """Refuses the second call of a module."""
+    used = False
 
-def _unknown(name: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=8, cutoff=0.5)
-    listed = ", ".join(close) if close else ", ".join(names)
-    return (
-        f"the module has no submodule {name!r}; "
-        + (f"close names: {listed}" if close else f"it has: {listed or 'none'}")
-        + ". module.named_modules() lists all"
-    )
+    def once(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        nonlocal used
+        if used:
+            raise InputError(
+                f"the denoiser calls {type(module).__name__} more than once per evaluation, so its "
+                "stem is not one; for classifier-free guidance use "
+                "GuidedSplit(guidance, NamedSplit(guidance.denoiser, ...))"
+            )
+        used = True
+        return original(*args, **kwargs)
 
-
-def _described(output: Any) -> str:
-    return str(tuple(output.shape)) if isinstance(output, Tensor) else type(output).__name__
+    return once

@@ -1,9 +1,8 @@
 """Algorithm 1: reuse the last noise prediction wherever a gate over probe scores allows it.
 
-The published method, kept faithful: one cached prediction per trajectory, that of its most recent
-evaluation; the probe at every step; decisions and budgets per trajectory. Its budget does **not**
-bound the deviation from full compute (docs/paper.md shows why): use :func:`muninn.calibrate` for
-a promise.
+As published, each trajectory has one cached prediction, that of its most recent evaluation, and
+its own decisions and budget; the probe runs at every step. The budget does **not** bound the
+deviation from full compute (docs/paper.md): use :func:`muninn.calibrate` for a promise.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,7 +20,7 @@ from muninn.errors import DenoiserError, InputError
 from muninn.model.denoiser import check_prediction
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
-from muninn.paper.epsilon import eligible_steps, used_epsilon
+from muninn.paper.epsilon import eligible_steps, reused, used_epsilon
 from muninn.paper.gates import Budget, Gate
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
@@ -34,10 +32,8 @@ class PaperRecord(Record):
     """What happened in one call of the published method.
 
     ``bound`` and ``estimate`` are the paper's runtime certificate ``Dhat``, the sum of what was
-    ``charged`` to reused steps. It is reported as the paper defines it; it is not a bound.
-
-    Attributes:
-        rho: ``Dhat`` as a share of the tolerance, (batch,); NaN for gates without a budget.
+    ``charged`` to reused steps. It is reported as the paper defines it; it is not a bound. ``rho``
+    is its share of the tolerance, (batch,), or NaN for gates without a budget.
     """
 
     rho: FloatArray = field(default_factory=lambda: np.zeros(0))
@@ -47,8 +43,6 @@ class ProbedPlanner:
     """A planner whose denoiser's core runs only where a gate over the probe asks for it.
 
     Args:
-        planner: what is cached.
-        probe: stem of the denoiser and the score of its change.
         gate: :class:`muninn.paper.Budget` for the published method.
         eligible: steps at which reuse is allowed; all but a tenth at either end by default.
         longest_age: most steps a prediction may be reused for; None as published.
@@ -86,29 +80,26 @@ class ProbedPlanner:
     ) -> tuple[Tensor, PaperRecord]:
         """One planning call: trajectories (batch, horizon, dim) and what it took.
 
-        Raises:
-            InputError: context, noise and planner do not fit together.
-            DenoiserError: a prediction does not fit, or a trajectory is not finite.
+        Raises DenoiserError if a prediction does not fit, or a trajectory is not finite.
         """
         began = time.perf_counter()
         planner, sampler, split = self.planner, self.planner.sampler, self.probe.split
         noise = planner.prepare(context, noise, generator)
         x = planner.start(noise, context)
         rows, device = len(x), x.device
+        autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if autocast else x.dtype
         cached: Tensor | None = None
         age = torch.zeros(rows, dtype=torch.long, device=device)
         state = self.gate.start(rows, device)
         before = torch.empty(0)
-        spent: list[Tensor] = []
-        reused: list[Tensor] = []
+        spent, evaluated = list[Tensor](), list[Tensor]()
         for step in range(len(sampler)):
             told = planner.timestep(step, rows)
             hidden = split.stem(x, told, context)
             feature = split.feature(hidden, x)
-            reuse, cost = (
-                torch.zeros(rows, dtype=torch.bool, device=device),
-                torch.zeros_like(state),
-            )
+            reuse = torch.zeros(rows, dtype=torch.bool, device=device)
+            cost = torch.zeros_like(state)
             if step > 0:
                 allowed = torch.full_like(reuse, step in self.eligible)
                 if self.longest_age is not None:
@@ -117,18 +108,23 @@ class ProbedPlanner:
                 reuse, cost, state = self.gate.decide(step, score, allowed, state)
             before = feature
             spent.append(cost)
-            reused.append(reuse)
+            evaluated.append(~reuse)
             age = torch.where(reuse, age + 1, torch.zeros_like(age))
             fresh = (~reuse).nonzero().squeeze(1)
-            everything = len(fresh) == rows
-            after = x if everything else self._reuse(x, cached, step, noise, context)
+            everything, after = len(fresh) == rows, x
+            if not everything:
+                assert cached is not None  # step 0 evaluates every row
+                after = reused(planner, x, cached, step, noise, context)
             if len(fresh):
                 own: Tensor | slice = slice(None) if everything else fresh
                 at, told, known = x[own], told[own], select(context, own)
                 prediction = split.core(select(hidden, own), at, told, known)
                 prediction = check_prediction(prediction, at, None)
                 value = used_epsilon(sampler, at, prediction, step)
-                cached = _store(cached, value, own, x)
+                if cached is None:
+                    cached = value.to(dtype).clone()
+                else:
+                    cached[own] = value.to(dtype)
                 moved = planner.advance(at, prediction, step, noise.at(step, own), known)
                 after = moved if everything else after.index_copy(0, fresh, moved)
             x = after
@@ -136,41 +132,17 @@ class ProbedPlanner:
             raise DenoiserError(
                 "the trajectory is not finite; check the network, its inputs and its precision"
             )
-        return x, self._record(torch.stack(reused, 1), torch.stack(spent, 1), began)
-
-    def _reuse(
-        self, x: Tensor, cached: Tensor | None, step: int, noise: Noise, context: Context
-    ) -> Tensor:
-        """The state after a step with the cached noise prediction, all rows."""
-        if cached is None:
-            raise InputError("step 0 has nothing to reuse; the gate must not ask for it")
-        planner = self.planner
-        everyone = noise.at(step, slice(None))
-        after = planner.sampler.step(x, cached.to(x.dtype), step, everyone, "epsilon")
-        return after if planner.condition is None else planner.condition(after, context)
-
-    def _record(self, reused: Tensor, spent: Tensor, began: float) -> PaperRecord:
-        evaluated: npt.NDArray[np.bool_] = (~reused).cpu().numpy()
-        costs = spent.double().cpu().numpy()
-        total = costs.sum(axis=1)
-        limit = self.gate.tolerance if isinstance(self.gate, Budget) else float("nan")
-        return PaperRecord(
-            evaluated.sum(axis=1),
-            evaluated,
+        where = torch.stack(evaluated, 1).cpu().numpy()
+        charged = torch.stack(spent, 1).double().cpu().numpy()
+        total = charged.sum(axis=1)
+        limit = self.gate.tolerance if isinstance(self.gate, Budget) else None
+        return x, PaperRecord(
+            where.sum(axis=1),
+            where,
             total,
-            (None,) * len(total),
+            (None,) * rows,
             time.perf_counter() - began,
-            bound=total if isinstance(self.gate, Budget) else None,
-            charged=costs,
-            rho=total / limit,
+            bound=None if limit is None else total,
+            charged=charged,
+            rho=total / (float("nan") if limit is None else limit),
         )
-
-
-def _store(cached: Tensor | None, value: Tensor, rows: Tensor | slice, x: Tensor) -> Tensor:
-    """The cache with new values in some rows; in the autocast dtype where autocast is on."""
-    kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    if cached is None:
-        return value.to(dtype).clone()
-    cached[rows] = value.to(dtype)
-    return cached

@@ -1,9 +1,7 @@
 """The paper's probe in its fairest form: as a gate over our forecasts, look-back included.
 
-The published method holds the last prediction and trusts a budget. Here the same probe only
-decides *when* to evaluate; the forecast, the look-back and the certificate are ours, so a
-comparison with the embedded error estimate is one of gates alone. The price stays: the stem runs
-at every step.
+The same probe only decides *when* to evaluate; forecast, look-back and certificate are ours, so a
+comparison with the embedded error estimate is one of gates alone. The stem runs at every step.
 """
 
 from __future__ import annotations
@@ -32,11 +30,7 @@ class _ProbedRows(Rows):
 class ProbeGatedRuntime(RoundRuntime):
     """Forecasts between the steps at which a gate over the probe asks for an evaluation.
 
-    Args:
-        planner: what is cached.
-        forecast: what stands in for an evaluation.
-        probe: stem and score.
-        gate: :class:`muninn.paper.Threshold` or :class:`muninn.paper.Accumulated`.
+    The gate is a :class:`muninn.paper.Threshold` or :class:`muninn.paper.Accumulated`.
     """
 
     def __init__(self, planner: Planner, forecast: AnyForecast, probe: Probe, gate: Gate) -> None:

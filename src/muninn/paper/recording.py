@@ -1,15 +1,12 @@
-"""Recorded calls of submodules: what a call returned and wrote, and the same answer again.
-
-The parts of :mod:`muninn.paper.named_split` that know about one call only.
-"""
+"""Recorded calls of submodules: what one returned and wrote, and the same answer again."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -19,6 +16,9 @@ from muninn.context import tensors
 from muninn.errors import DenoiserError, InputError
 
 Forward = Callable[..., Any]
+StandIn = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
+"""``stand_in(module, its own forward, args, kwargs)`` answers instead of the forward."""
+
 _ABSENT = object()
 
 
@@ -31,12 +31,11 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Call:
+class Recorded:
     """One finished call of a submodule.
 
     Attributes:
-        module: the submodule.
-        name: its dotted name.
+        module, name: the submodule and its dotted name.
         batch: rows it was recorded with.
         shapes: of its input tensors, in order.
         written: values after the call of the inputs it wrote into, by position.
@@ -55,7 +54,7 @@ class Call:
     def answer(
         self, original: Forward, rows: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What the call returned, for the given rows (all of them, in order, if None).
+        """What the submodule returned, for the given rows (all of them, in order, if None).
 
         Writes into inputs are repeated, and an input that was handed through is handed through, so
         that in-place work of the surrounding code goes where it went.
@@ -90,7 +89,7 @@ class Call:
                 continue
             if rows is None:
                 raise self.astray()
-            if not shape or shape[0] != self.batch or tensor.shape != (len(rows), *shape[1:]):
+            if shape[:1] != (self.batch,) or tensor.shape != (len(rows), *shape[1:]):
                 raise self._not_first("input", shape)
         return shrunk
 
@@ -116,15 +115,17 @@ def record(
     original: Forward,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[Call, Any]:
-    """Make a call; return it for later, and its live output."""
+) -> tuple[Recorded, Any]:
+    """Call a submodule; return what was recorded, and its live output."""
     given = [tensor for _, tensor in tensors((args, kwargs))]
-    shapes, marks = tuple(tensor.shape for tensor in given), [_mark(tensor) for tensor in given]
+    shapes = tuple(tensor.shape for tensor in given)
+    # torch counts writes into a tensor, but not under inference_mode: there the value must serve.
+    before = [tensor.clone() if tensor.is_inference() else tensor._version for tensor in given]
     output = original(*args, **kwargs)
     written = {
         position: tensor.clone()
-        for position, tensor in enumerate(given)
-        if _was_written(tensor, marks[position])
+        for position, (tensor, mark) in enumerate(zip(given, before, strict=True))
+        if (tensor._version != mark if isinstance(mark, int) else not torch.equal(tensor, mark))
     }
     positions = {id(tensor): position for position, tensor in enumerate(given)}
     own = {tensor.untyped_storage().data_ptr() for tensor in given}
@@ -140,54 +141,25 @@ def record(
 
     copied = rebuilt(output, kept)
     view = bool(made) and all(made) and not written
-    return Call(module, name, batch, shapes, written, copied, view), output
-
-
-def _mark(tensor: Tensor) -> int | Tensor:
-    """What tells later whether a tensor was written into: torch's count of writes, if it counts.
-
-    It does not under ``torch.inference_mode``; there the value itself must serve.
-    """
-    return tensor.clone() if tensor.is_inference() else tensor._version
-
-
-def _was_written(tensor: Tensor, mark: int | Tensor) -> bool:
-    if isinstance(mark, Tensor):
-        return not torch.equal(tensor, mark)
-    return tensor._version != mark
+    return Recorded(module, name, batch, shapes, written, copied, view), output
 
 
 def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     """A nest of the same kind with each leaf changed; keeps subclasses and dataclasses."""
-    if isinstance(value, Kept):
-        return change(value)
-    twin: Any
     if isinstance(value, dict):
-        twin = copy.copy(value)
+        twin: Any = copy.copy(value)
         for key, part in value.items():
             twin[key] = rebuilt(part, change)
         return twin
     if isinstance(value, tuple | list):
         parts = [rebuilt(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Kept):
         twin = copy.copy(value)
         for field in dataclasses.fields(value):
             object.__setattr__(twin, field.name, rebuilt(getattr(value, field.name), change))
         return twin
     return change(value)
-
-
-def leaves(value: Any) -> list[Any]:
-    """The leaves of a nest, in order."""
-    found: list[Any] = []
-
-    def note(leaf: Any) -> Any:
-        found.append(leaf)
-        return leaf
-
-    rebuilt(value, note)
-    return found
 
 
 def require_eager(denoiser: Any, module: Any) -> None:
@@ -199,58 +171,42 @@ def require_eager(denoiser: Any, module: Any) -> None:
     if not isinstance(module, nn.Module):
         raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     compiled = "_torchdynamo_orig_callable"
-    parts = {
-        f"submodule {name!r}" if name else "module": part for name, part in module.named_modules()
-    }
-    for name, part in {**parts, "denoiser": denoiser}.items():
-        kind = None
-        if isinstance(part, torch.jit.ScriptModule):
-            kind = "scripted"
-        elif isinstance(part, nn.DataParallel):
-            kind = "data-parallel"
-        elif (
-            hasattr(part, compiled)
+    parts = {f"submodule {name!r}": part for name, part in module.named_modules() if name}
+    for name, part in {"module": module, **parts, "denoiser": denoiser}.items():
+        kinds = {
+            "scripted": isinstance(part, torch.jit.ScriptModule),
+            "data-parallel": isinstance(part, nn.DataParallel),
+            "compiled": hasattr(part, compiled)
             or hasattr(getattr(part, "forward", None), compiled)
-            or getattr(part, "_compiled_call_impl", None) is not None
-        ):
-            kind = "compiled"
-        if kind:
+            or getattr(part, "_compiled_call_impl", None) is not None,
+        }
+        for kind in (kind for kind, found in kinds.items() if found):
             raise InputError(
                 f"{name} is {kind}, so calls in it cannot be recorded; give the plain network, and "
                 "a denoiser that calls that"
             )
 
 
-class Replacement:
-    """``forward`` of modules replaced on the instances, and put back on leaving."""
+@contextmanager
+def replaced(modules: Iterable[nn.Module], stand_in: StandIn) -> Iterator[ExitStack]:
+    """Replace ``forward`` on module instances; leaving, or closing what it yields, puts it back."""
+    with ExitStack() as undo:
+        for module in modules:
+            undo.callback(_put_back, module, module.__dict__.get("forward", _ABSENT))
+            module.__dict__["forward"] = _answered_by(stand_in, module, module.forward)
+        yield undo
 
-    def __init__(self) -> None:
-        self._saved: dict[nn.Module, Any] = {}
 
-    def put(self, module: nn.Module, make: Callable[[nn.Module, Forward], Forward]) -> None:
-        """Replace the module's forward by ``make(module, its present forward)``."""
-        original = module.forward
-        forward = make(module, original)
-        forward.__wrapped__ = original  # type: ignore[attr-defined]  # inspect.signature reads it
-        self._saved[module] = module.__dict__.get("forward", _ABSENT)
-        module.__dict__["forward"] = forward
+def _answered_by(stand_in: StandIn, module: nn.Module, original: Forward) -> Forward:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return stand_in(module, original, args, kwargs)
 
-    def undo(self) -> None:
-        """Leave every module as it was."""
-        while self._saved:
-            module, before = self._saved.popitem()
-            if before is _ABSENT:
-                module.__dict__.pop("forward", None)
-            else:
-                module.__dict__["forward"] = before
+    forward.__wrapped__ = original  # type: ignore[attr-defined]  # inspect.signature reads it
+    return forward
 
-    def __enter__(self) -> Replacement:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.undo()
+def _put_back(module: nn.Module, before: Any) -> None:
+    if before is _ABSENT:
+        module.__dict__.pop("forward", None)
+    else:
+        module.__dict__["forward"] = before

@@ -1,23 +1,20 @@
 """Scores: how far a probe's features moved since the last step.
 
-A score maps features ``(batch, width)`` of this step and of the one before to ``(batch,)`` float32.
-Features are cast to float32 before any arithmetic (paper, "Score function and hyperparameters").
+A score maps features ``(batch, width)`` of this step and of the one before to ``(batch,)``, all in
+float32 (paper, "Score function and hyperparameters").
 ``relative_l1`` is the paper's choice; the other two are those of its ablation (iv).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from muninn.errors import InputError
 
 OMEGA = 1e-6
 """The paper's one fixed offset: keeps scores of vanishing features finite."""
-
-Score = Callable[[Tensor, Tensor], Tensor]
 
 
 def relative_l1(current: Tensor, previous: Tensor) -> Tensor:
@@ -40,8 +37,8 @@ def cosine(current: Tensor, previous: Tensor) -> Tensor:
     >>> cosine(torch.tensor([[0.0, 2.0]]), torch.tensor([[5.0, 0.0]]))
     tensor([1.])
     """
-    current, previous = _prepared(current, previous)
-    return 0.5 * (_direction(current) - _direction(previous)).square().sum(dim=1)
+    one, other = (normalize(feature, eps=OMEGA) for feature in _prepared(current, previous))
+    return 0.5 * (one - other).square().sum(dim=1)
 
 
 def l2(current: Tensor, previous: Tensor) -> Tensor:
@@ -55,20 +52,11 @@ def l2(current: Tensor, previous: Tensor) -> Tensor:
     return distance
 
 
-SCORES: dict[str, Score] = {"relative_l1": relative_l1, "cosine": cosine, "l2": l2}
-
-
-def _direction(feature: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(feature, dim=1, keepdim=True)
-    return feature / length.clamp_min(OMEGA)
+SCORES = {"relative_l1": relative_l1, "cosine": cosine, "l2": l2}
 
 
 def _prepared(current: Tensor, previous: Tensor) -> tuple[Tensor, Tensor]:
-    """Both features in float32.
-
-    Raises:
-        InputError: if they are not two (batch, width) tensors of one shape.
-    """
+    """Both features in float32; raises InputError unless both are (batch, width)."""
     if current.ndim != 2 or current.shape != previous.shape:
         raise InputError(
             f"a score compares two features of one shape (batch, width), got "

@@ -33,51 +33,23 @@ class Split(Protocol):
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Any:
         """The first part; its result is ``hidden``."""
-        ...
 
     def core(self, hidden: Any, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
         """The *effective* prediction (guidance included), of the shape of x."""
-        ...
 
     def feature(self, hidden: Any, x: Tensor) -> Tensor:
         """The probe's feature F_t, (batch, width) float32."""
-        ...
 
 
-class SplitNetwork(Protocol):
-    """What a network offers so that :class:`NetworkSplit` can take it apart.
+@dataclass(frozen=True)
+class NetworkSplit:
+    """The split of a network that has ``stem``, ``core`` and ``pool``; context is unused.
 
     ``core(stem(x, t, depth), x, t, depth)`` equals ``network(x, t)``; depth 1 is the paper's probe,
     2 a deeper one; ``pool`` maps the stem's features to (batch, width).
     """
 
-    def __call__(self, x: Tensor, t: Tensor, /) -> Tensor: ...
-
-    def stem(self, x: Tensor, t: Tensor, depth: int = 1) -> Tensor: ...
-
-    def core(self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1) -> Tensor: ...
-
-    def pool(self, h: Tensor) -> Tensor: ...
-
-
-class Guidance(Protocol):
-    """What :mod:`muninn.model.denoiser`'s guidance offers beside being a denoiser."""
-
-    def guide(self, prediction: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The effective prediction, given the inner denoiser's."""
-        ...
-
-
-@dataclass(frozen=True)
-class NetworkSplit:
-    """The explicit split of a network that has ``stem``, ``core`` and ``pool``; context is unused.
-
-    Attributes:
-        network: see :class:`SplitNetwork`.
-        depth: 1 or 2.
-    """
-
-    network: SplitNetwork
+    network: Any
     depth: int = 1
 
     def __post_init__(self) -> None:
@@ -91,17 +63,17 @@ class NetworkSplit:
         if self.depth not in (1, 2):
             raise InputError(f"depth is 1 (the paper's probe) or 2, got {self.depth!r}")
 
-    def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The network's own features, batch first."""
+    def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Any:
         return self.network.stem(x, timestep, depth=self.depth)
 
     def core(self, hidden: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The network's prediction, from the stem's features on."""
-        return self.network.core(hidden, x, timestep, depth=self.depth)
+        prediction: Tensor = self.network.core(hidden, x, timestep, depth=self.depth)
+        return prediction
 
     def feature(self, hidden: Tensor, x: Tensor) -> Tensor:
         """Pooled features, (batch, width); pooled in float32."""
-        return self.network.pool(hidden.float())
+        pooled: Tensor = self.network.pool(hidden.float())
+        return pooled
 
 
 @dataclass(frozen=True)
@@ -114,18 +86,15 @@ class InputSplit:
     denoiser: Denoiser
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> None:
-        """Nothing: the probe reads x itself."""
-        return None
+        return None  # the probe reads x itself
 
     def core(self, hidden: None, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The denoiser."""
         return self.denoiser(x, timestep, context)
 
     def feature(self, hidden: None, x: Tensor) -> Tensor:
         """Frames (batch, ..., channels), normalised and averaged: (batch, channels).
 
-        Raises:
-            InputError: if a frame has one channel: normalised, it is zero whatever the state.
+        Raises InputError if a frame has one channel: normalised, it is zero whatever the state.
         """
         if x.ndim < 2 or x.shape[-1] < 2:
             raise InputError(
@@ -138,17 +107,13 @@ class InputSplit:
 
 @dataclass(frozen=True)
 class GuidedSplit:
-    """A split under guidance: the probe of the inner denoiser, guidance in the core.
+    """The split of the denoiser inside a guidance, with the guidance's ``guide`` in the core.
 
     With classifier-free guidance the stem is that of the conditional forward; the unconditional
     one runs whole, in the core. A step that reuses runs neither, nor a gradient.
-
-    Attributes:
-        guidance: ``ClassifierFreeGuidance``, ``GradientGuidance`` or anything with their ``guide``.
-        split: of the denoiser inside ``guidance``, and of no other.
     """
 
-    guidance: Guidance
+    guidance: Any
     split: Split
 
     def __post_init__(self) -> None:
@@ -159,16 +124,14 @@ class GuidedSplit:
             )
 
     def stem(self, x: Tensor, timestep: Tensor, context: Context) -> Any:
-        """The inner split's."""
         return self.split.stem(x, timestep, context)
 
     def core(self, hidden: Any, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
-        """The guided prediction."""
         prediction = self.split.core(hidden, x, timestep, context)
-        return self.guidance.guide(prediction, x, timestep, context)
+        guided: Tensor = self.guidance.guide(prediction, x, timestep, context)
+        return guided
 
     def feature(self, hidden: Any, x: Tensor) -> Tensor:
-        """The inner split's."""
         return self.split.feature(hidden, x)
 
 
@@ -185,19 +148,14 @@ class Probe:
 
 
 def split_of(denoiser: Any, depth: str = "stem-1") -> Split:
-    """The split of a denoiser made of our parts.
+    """The split of a planner's denoiser that is made of our parts.
 
     Takes a network with ``stem``, ``core`` and ``pool``; an object that holds such a network as
-    ``network``, and nothing else, and calls it as ``network(x, timestep)`` (as
-    ``bench.maze_planner.InpaintedDenoiser`` does); and guidance around either. With depth
-    ``input`` it takes any denoiser.
-
-    Args:
-        denoiser: of the planner.
-        depth: one of ``DEPTHS``.
+    ``network``, and nothing else, and calls it as ``network(x, timestep)``; and guidance around
+    either. With depth ``input`` it takes any denoiser.
 
     Raises:
-        InputError: for another depth, or a denoiser whose stem cannot be known.
+        InputError: the depth is none of ``DEPTHS``, or the denoiser's stem cannot be known.
     """
     if depth not in DEPTHS:
         raise InputError(f"unknown probe depth {depth!r}; choose one of {', '.join(DEPTHS)}")
@@ -205,7 +163,8 @@ def split_of(denoiser: Any, depth: str = "stem-1") -> Split:
         return GuidedSplit(denoiser, split_of(denoiser.denoiser, depth))
     network = _network_of(denoiser)
     if depth == "input":
-        return InputSplit(denoiser if network is not denoiser else _without_context(denoiser))
+        bare = network is denoiser  # called without a context
+        return InputSplit((lambda x, timestep, _: denoiser(x, timestep)) if bare else denoiser)
     if network is None:
         raise InputError(
             f"the stem of {type(denoiser).__name__} is not known. Either give its network the "
@@ -218,27 +177,16 @@ def split_of(denoiser: Any, depth: str = "stem-1") -> Split:
 
 def _network_of(denoiser: Any) -> Any:
     """The network with a split that a denoiser is, or is a bare wrapper of; else None."""
-    if isinstance(denoiser, nn.Module):
-        return None if _missing(denoiser) else denoiser
-    # A wrapper that holds more than the network may do more than call it.
-    held = getattr(denoiser, "__dict__", {})
-    if set(held) == {"network"} and not _missing(held["network"]):
-        return held["network"]
-    return None
-
-
-def _without_context(network: SplitNetwork) -> Denoiser:
-    def denoiser(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        return network(x, timestep)
-
-    return denoiser
+    network = denoiser
+    if not isinstance(denoiser, nn.Module):
+        # A wrapper that holds more than the network may do more than call it.
+        held = getattr(denoiser, "__dict__", {})
+        network = held["network"] if set(held) == {"network"} else None
+    return None if _missing(network) else network
 
 
 def _missing(network: Any) -> list[str]:
-    """What a network lacks of :class:`SplitNetwork`.
-
-    Many networks have a *layer* called stem or pool; only ours take a depth.
-    """
+    """What a network lacks for :class:`NetworkSplit`; a *layer* named stem takes no depth."""
     missing = []
     for name in ("stem", "core", "pool"):
         method = getattr(network, name, None)

@@ -121,6 +121,9 @@ def test_samples_share_the_risk() -> None:
     assert fit_envelope(synthetic(400), 0.3, samples=1).index == 181
     four = fit_envelope(synthetic(400), 0.3, samples=4)
     assert (four.index, four.samples) == (196, 4)  # 201 * (1 - 0.025) = 195.975
+    quarter = fit_envelope(synthetic(400), 0.3 / 4)
+    assert quarter.index == four.index
+    assert torch.equal(quarter.upper, four.upper)
     with pytest.raises(InputError, match="one sample"):
         fit_envelope(synthetic(40), 0.3, samples=0)
     for risk in (0.0, 1.0, math.nan):

@@ -16,7 +16,6 @@ from muninn.paper.envelope import fit_envelope
 from muninn.paper.escalation import (
     CANDIDATES,
     PaperPrograms,
-    candidate_risk,
     paper_escalation,
     rho_of,
 )
@@ -28,8 +27,8 @@ def _programs(tolerance: float = 0.5, risk: float = 0.8) -> PaperPrograms:
     planner = cases.planner()
     pairs = cases.pairs(planner, 400)
     policies = []
-    for level in (risk, candidate_risk(risk, CANDIDATES["uav"])):
-        envelope = fit_envelope(pairs, level, strict=False)
+    for samples in (1, CANDIDATES["uav"]):
+        envelope = fit_envelope(pairs, risk, samples=samples, strict=False)
         gate = paper_budget(planner, envelope, tolerance, units="appendix")
         policies.append(ProbedPlanner(planner, cases.probe(planner), gate))
     return PaperPrograms(*policies, accept_all)
@@ -64,9 +63,6 @@ def test_resampled_plans_are_charged_at_a_share_of_the_risk() -> None:
     # A smaller risk has larger upper bounds: the same reuse costs more of the budget.
     assert (shared.record.evaluated == once.record.evaluated).all()
     assert (rho_of(shared.record) > rho_of(once.record)).all()
-    assert candidate_risk(0.05, 4) == 0.0125
-    with pytest.raises(InputError):
-        candidate_risk(0.05, 0)
 
 
 def test_full_compute_is_the_planners_own() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters import enable_cache, planner_of
-from muninn.adapters.lerobot.diffusion import executed_actions, global_conditions
+from muninn.adapters.lerobot import executed_actions, global_conditions
 from muninn.certify.cached import cache
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric

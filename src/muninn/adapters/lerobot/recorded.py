@@ -2,8 +2,7 @@
 
 A policy with an action queue plans at the steps 0, n_action_steps, 2 n_action_steps, ... of an
 episode, from its last n_obs_steps observations (the first one repeated where there is no past).
-Exactly these are the calls of a recording. They are made by replaying observations through the
-policy's own ``select_action``.
+Its own ``select_action`` is shown these observations, and its loop is told the contexts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muninn.adapters.lerobot.loop import Processor, answered, as_batch
+from muninn.adapters.lerobot.policy import Processor, answered, as_batch
 from muninn.adapters.registry import planner_of
 from muninn.certify.paired import call_seed
 from muninn.certify.sources import files_in, gather, read_file
@@ -25,9 +24,10 @@ from muninn.context import Context
 from muninn.errors import InputError
 from muninn.progress import bars
 
-Frame = Mapping[str, Any]
-Recording = tuple[str, Callable[[], Sequence[Frame]]]
-"""What errors call it, and its frames."""
+Frames = tuple[int, Callable[[int], Mapping[str, Any]]]
+"""How many observations an episode has, and the one at a step."""
+
+_Episode = tuple[str, Callable[[], Frames]]  # what errors call it; opens it
 
 
 def recorded_calls(
@@ -52,24 +52,18 @@ def recorded_calls(
             :func:`muninn.certify.sources.read_file`: ``{"observation.state": (steps, dim), ...}``.
         preprocessor: the policy's own; None if the observations are what it returns.
         count: episodes to draw, without replacement; None takes all.
-        seed: of the draws.
-        progress: show a progress bar.
 
     Raises:
         InputError: fewer episodes than ``count``, or unusable ones: all of them are named.
     """
-    episodes = _recordings(policy, recordings)
+    episodes = _episodes(policy, recordings)
     if count is not None and not 1 <= count <= len(episodes):
         raise InputError(
             f"{count} calls of {len(episodes)} episodes: calls of one episode depend on each "
             "other, so each gives one. Record more episodes, or accept a higher risk"
         )
     order = np.random.default_rng(call_seed(seed)).permutation(len(episodes))[:count]
-
-    def one(number: int, calls: list[int]) -> list[int]:
-        return [calls[np.random.default_rng(call_seed(seed, number)).integers(len(calls))]]
-
-    return _replay(policy, episodes, sorted(order.tolist()), one, preprocessor, progress)[0]
+    return _replay(policy, episodes, sorted(order.tolist()), seed, preprocessor, progress)[0]
 
 
 def recorded_episodes(
@@ -84,25 +78,22 @@ def recorded_episodes(
     For ``calibrate(planner, contexts, unit="episode", episode_of=numbers)``; the arguments are
     those of :func:`recorded_calls`.
     """
-    episodes = _recordings(policy, recordings)
-    every = list(range(len(episodes)))
-    return _replay(policy, episodes, every, lambda _, calls: calls, preprocessor, progress)
+    episodes = _episodes(policy, recordings)
+    return _replay(policy, episodes, range(len(episodes)), None, preprocessor, progress)
 
 
 def _replay(
     policy: Any,
-    episodes: Sequence[Recording],
+    episodes: Sequence[_Episode],
     chosen: Sequence[int],
-    draw: Callable[[int, list[int]], list[int]],
+    seed: int | None,
     preprocessor: Processor | None,
     progress: bool,
 ) -> tuple[Context, list[int]]:
-    """Contexts of the drawn calls of the chosen episodes, and the episode of each."""
+    """Contexts of the calls of the chosen episodes, or of one drawn call each with a seed."""
     planner = planner_of(policy)
-    told: list[Context] = []
-    contexts: list[Context] = []
-    episode_of: list[int] = []
-    problems: list[str] = []
+    told, contexts = list[Context](), list[Context]()
+    episode_of, problems = list[int](), list[str]()
 
     def answer(context: Context) -> Tensor:
         told.append(context)
@@ -111,10 +102,14 @@ def _replay(
     with bars(progress) as task, answered(policy, answer):
         advance = task("recorded episodes", len(chosen))
         for number in chosen:
-            name, frames_of = episodes[number]
+            name, opened = episodes[number]
             try:
-                frames = frames_of()
-                for call in draw(number, list(range(0, len(frames), policy.config.n_action_steps))):
+                frames = opened()
+                calls: Sequence[int] = range(0, frames[0], policy.config.n_action_steps)
+                if seed is not None:
+                    generator = np.random.default_rng(call_seed(seed, number))
+                    calls = [calls[int(generator.integers(len(calls)))]]
+                for call in calls:
                     for batch in _history(policy, frames, call, preprocessor, name):
                         told.clear()
                         policy.select_action(dict(batch))
@@ -137,7 +132,7 @@ def _replay(
 
 
 def _history(
-    policy: Any, frames: Sequence[Frame], call: int, preprocessor: Processor | None, name: str
+    policy: Any, frames: Frames, call: int, preprocessor: Processor | None, name: str
 ) -> list[dict[str, Any]]:
     """Observations after which a policy that was reset plans as at step ``call`` of the episode.
 
@@ -147,24 +142,21 @@ def _history(
     seen, every = policy.config.n_obs_steps, policy.config.n_action_steps
     window = [max(0, call - back) for back in range(seen - 1, -1, -1)]
     batches = {
-        step: as_batch(policy, frames[step], preprocessor, f"{name}, step {step}")
+        step: as_batch(policy, frames[1](step), preprocessor, f"{name}, step {step}")
         for step in sorted(set(window))
     }
     shown = 1 + every * -(-(seen - 1) // every)
     return [batches[step] for step in [window[0]] * (shown - seen) + window]
 
 
-# -- where frames come from ------------------------------------------------------------------------
-
-
-def _recordings(policy: Any, recordings: Any) -> list[Recording]:
+def _episodes(policy: Any, recordings: Any) -> list[_Episode]:
     if isinstance(recordings, str | Path):
         if (Path(recordings) / "meta" / "info.json").is_file():
             raise InputError(
                 f"{recordings} is a LeRobot dataset; open it: "
                 f"LeRobotDataset(repo_id, root={str(recordings)!r})"
             )
-        return [(str(path), partial(_Steps, path)) for path in files_in(recordings)]
+        return [(str(path), partial(_of_file, path)) for path in files_in(recordings)]
     if not (hasattr(recordings, "__getitem__") and hasattr(recordings, "__len__")):
         raise InputError(
             f"recordings is {type(recordings).__name__}; give a LeRobotDataset, a list of "
@@ -172,38 +164,26 @@ def _recordings(policy: Any, recordings: Any) -> list[Recording]:
         )
     if not len(recordings):
         raise InputError("recordings is empty; give at least one episode")
-    labels = _episode_of_each(recordings)
-    if labels is None:
-        if policy.config.n_obs_steps > 1:
+    first, seen = recordings[0], policy.config.n_obs_steps
+    if isinstance(first, Mapping) and "episode_index" not in first:
+        if seen > 1:
             raise InputError(
-                "observations have no episode_index, so that the "
-                f"{policy.config.n_obs_steps} that the policy looks at cannot be found; add it"
+                f"observations have no episode_index, so that the {seen} that the policy looks at "
+                "cannot be found; add it"
             )
         labels = np.arange(len(recordings))
+    elif hasattr(recordings, "hf_dataset"):  # LeRobot's: the column, no image decoded
+        column = recordings.hf_dataset.with_format(None)["episode_index"]
+        labels = np.array([int(label) for label in column])
+    else:
+        labels = np.array([_label(recordings[at], at) for at in range(len(recordings))])
     places = {label: np.flatnonzero(labels == label) for label in np.unique(labels)}
-    return [(f"episode {label}", partial(_Part, recordings, at)) for label, at in places.items()]
-
-
-def _episode_of_each(recordings: Any) -> Any:
-    """Episode of each frame, (frames,); None if frames do not say."""
-    first = recordings[0]
-    if not isinstance(first, Mapping):
-        raise InputError(f"recordings yields {type(first).__name__}; give dicts of tensors")
-    if "episode_index" not in first:
-        return None
-    table = getattr(recordings, "hf_dataset", None)  # LeRobot's: the column, no image decoded
-    column = (
-        (_label(recordings[at], at) for at in range(len(recordings)))
-        if table is None
-        else table.with_format(None)["episode_index"]
-    )
-    return np.array([int(label) for label in column])
+    return [(f"episode {label}", partial(_of_part, recordings, at)) for label, at in places.items()]
 
 
 def _label(frame: Any, at: int) -> int:
-    """Episode of a frame."""
     if not isinstance(frame, Mapping):
-        raise InputError(f"frame {at} of recordings is {type(frame).__name__}; give dicts")
+        raise InputError(f"frame {at} of recordings yields {type(frame).__name__}; give dicts")
     if "episode_index" not in frame:
         raise InputError(
             f"frame {at} of recordings has no episode_index, unlike frame 0; it has "
@@ -218,32 +198,20 @@ def _label(frame: Any, at: int) -> int:
         ) from error
 
 
-class _Steps(Sequence[Frame]):
-    """Frames of a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._arrays = read_file(path)
-
-    def __len__(self) -> int:
-        return len(next(iter(self._arrays.values())))
-
-    def __getitem__(self, step: Any) -> Any:
-        return {key: values[step] for key, values in self._arrays.items()}
+def _of_file(path: Path) -> Frames:
+    arrays = read_file(path)
+    steps = len(next(iter(arrays.values())))
+    return steps, lambda step: {key: values[step] for key, values in arrays.items()}
 
 
-class _Part(Sequence[Frame]):
-    """Frames of one episode of a dataset, without the history that ``delta_timestamps`` adds."""
+def _of_part(dataset: Any, positions: Any) -> Frames:
+    """Frames of one episode, without the history that ``delta_timestamps`` adds."""
 
-    def __init__(self, dataset: Any, positions: Any) -> None:
-        self._dataset = dataset
-        self._positions = positions
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def __getitem__(self, step: Any) -> Any:
-        frame = dict(self._dataset[int(self._positions[step])])
-        for key, deltas in (getattr(self._dataset, "delta_indices", None) or {}).items():
+    def frame(step: int) -> dict[str, Any]:
+        found = dict(dataset[int(positions[step])])
+        for key, deltas in (getattr(dataset, "delta_indices", None) or {}).items():
             if 0 in deltas and key.startswith("observation."):
-                frame[key] = frame[key][deltas.index(0)]
-        return frame
+                found[key] = found[key][deltas.index(0)]
+        return found
+
+    return len(positions), frame

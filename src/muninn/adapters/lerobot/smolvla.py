@@ -1,14 +1,13 @@
 """LeRobot's SmolVLA: its flow-matching loop as a planner, the prefix of a call as its context.
 
-``VLAFlowMatching.sample_actions`` (LeRobot 0.4) draws x_1 unless it is given, computes keys and
-values of images, language and state once, then takes ``num_steps`` equal Euler steps from time 1
-to 0, each with one ``denoise_step``. A forecast step skips the expert; the prefix is computed once
-per call with or without a cache.
+``VLAFlowMatching.sample_actions`` (LeRobot 0.4) draws x_1 unless it is given, computes the prefix
+(keys and values of images, language and state) once, then takes ``num_steps`` equal Euler steps
+from time 1 to 0, each with one ``denoise_step``. A forecast step skips that expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -16,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from muninn.adapters.lerobot import diffusion as lerobot_diffusion
-from muninn.adapters.lerobot.watch import require_lerobot_loop, require_plain
-from muninn.certify.metrics import Metric
+from muninn.adapters.lerobot.policy import require_keys, require_lerobot_loop, require_plain
 from muninn.context import Context, concatenate
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
@@ -39,19 +36,14 @@ class EulerSteps(Sampler):
         super().__init__(table.name, table.kind, table.steps, flow=True, details=table.describe())
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
-        """Next state, as the loop computes it."""
         return x + self._move * prediction
 
 
 @dataclass(frozen=True)
 class ActionExpert:
-    """The velocity at a prefix.
+    """The velocity at a prefix, with the whole model: vision and language are certified too.
 
-    It holds the whole model, so that a certificate tells apart the vision and language parts too.
-
-    Attributes:
-        model: VLAFlowMatching.
-        periods: shortest and longest period of its time embedding, which no weight shows.
+    ``periods`` are the shortest and longest of its time embedding, which no weight shows.
     """
 
     model: Any
@@ -89,8 +81,8 @@ class ActionExpert:
 def planner_of(policy: Any) -> Planner:
     """The planner inside a SmolVLAPolicy; contexts are those of :func:`prefixes`.
 
-    Given the same noise, ``planner_of(policy).sample`` returns what ``policy.model.sample_actions``
-    returns, bit for bit: (batch, chunk_size, max_action_dim), padding included.
+    Given the same noise, its ``sample`` returns what ``policy.model.sample_actions`` returns, bit
+    for bit: (batch, chunk_size, max_action_dim), padding included.
 
     Raises:
         InputError: the policy is in train mode, compiled or under autocast, guides with real-time
@@ -117,12 +109,10 @@ def planner_of(policy: Any) -> Planner:
 
 
 def loop(policy: Any) -> tuple[Any, str]:
-    """Where the sampling loop lives."""
     return policy.model, _LOOP
 
 
 def state(policy: Any) -> dict[str, Any]:
-    """What may be changed after enabling."""
     model = policy.model
     return {
         "train mode": policy.training,
@@ -158,29 +148,21 @@ def arguments(
 
 
 def prefixes(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> Context:
-    """Contexts for calibration from observations: the prefix of every one.
+    """Contexts for calibration: the prefix of every observation.
 
-    Args:
-        policy: in eval mode.
-        batches: observations as the policy's preprocessor returns them: normalised, on the
-            policy's device, with the tokens of the task.
+    Batches are observations as the policy's preprocessor returns them: normalised, on the
+    policy's device, with the tokens of the task.
 
     Raises:
         InputError: the policy is in train mode, there is no batch, one lacks state, camera or
             tokens, or their prefixes differ in length.
     """
-    if policy.training:
-        raise InputError("the policy is in train mode; call policy.eval() first")
     expert, found = planner_of(policy).denoiser, []
     assert isinstance(expert, ActionExpert)
     for number, batch in enumerate(batches):
-        missing = [key for key in (_STATE, *_TOKENS) if key not in batch]
-        cameras = list(policy.config.image_features)
-        if missing or not any(key in batch for key in cameras):
-            raise InputError(
-                f"batch {number} lacks {', '.join(missing) or ' or '.join(cameras)}; it has "
-                f"{', '.join(sorted(batch))}. Give what the policy's preprocessor returns"
-            )
+        cameras = [key for key in policy.config.image_features if key in batch]
+        wanted = (_STATE, *_TOKENS, *(cameras or policy.config.image_features))
+        require_keys(wanted, batch, f"batch {number}")
         # LeRobot rewrites the state in place for one kind of robot.
         own = policy._prepare_batch({**batch, _STATE: batch[_STATE].clone()})
         images, masks = policy.prepare_images(own)
@@ -195,29 +177,3 @@ def prefixes(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> Context:
             "padding to max_length (pad_language_to='max_length')"
         )
     return concatenate(found)
-
-
-def executed_actions(
-    policy: Any,
-    postprocessor: Callable[[Tensor], Tensor],
-    limits: lerobot_diffusion.Limits | None = None,
-) -> Metric:
-    """A metric: how far the actions that the robot executes are apart, in their physical units.
-
-    These are the first ``n_action_steps`` of a chunk, without its padding; for the arguments see
-    the metric of the same name for DiffusionPolicy.
-    """
-    size = policy.config.action_feature.shape[0]
-    inner = lerobot_diffusion.executed_actions(policy, postprocessor, limits)
-
-    def unpadded(chunk: Tensor) -> Tensor:
-        actions = chunk[:, :, :size].clone()
-        aloha = policy.config.adapt_to_pi_aloha
-        encoded: Tensor = policy._pi_aloha_encode_actions(actions) if aloha else actions
-        return encoded
-
-    def deviation(full: Tensor, cached: Tensor) -> Tensor:
-        return inner(unpadded(full), unpadded(cached))
-
-    deviation.__qualname__ = inner.__qualname__
-    return deviation

@@ -163,6 +163,6 @@ def test_an_observation_that_is_not_finite_fails_in_full_compute_too(
 @pytest.mark.parametrize("certificate", [None, 3, {"risk": 0.1}], ids=str)
 def test_something_that_is_no_certificate_is_refused(policy: Any, certificate: Any) -> None:
     for mismatch in ("error", "full"):
-        with pytest.raises(InputError, match=r"certificate is .*give .*path of its file"):
+        with pytest.raises(InputError, match=r"certificate is .*path of its file, got"):
             enable_cache(policy, certificate, on_mismatch=mismatch)  # type: ignore[arg-type]
     assert not hasattr(policy, "muninn")

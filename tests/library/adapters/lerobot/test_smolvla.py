@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from muninn.adapters import disable_cache, enable_cache, is_cache_enabled, planner_of
-from muninn.adapters.lerobot.smolvla import executed_actions, prefixes
+from muninn.adapters.lerobot import executed_actions, prefixes
 from muninn.certify.certificate import Certificate
 from muninn.engines.runtime import Runtime
 from muninn.errors import CertificateError, InputError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lerobot_cases import make_policy
-from muninn.adapters.lerobot.diffusion import executed_actions
+from muninn.adapters.lerobot import executed_actions
 from muninn.errors import InputError
 
 pytest.importorskip("lerobot.policies.diffusion.modeling_diffusion")

@@ -12,8 +12,7 @@ from torch import Tensor
 import muninn
 from lerobot_cases import ACTION, SCENE, STATE, make_policy
 from muninn.adapters import enable_cache, planner_of
-from muninn.adapters.lerobot.diffusion import executed_actions
-from muninn.adapters.lerobot.driven import driven_episodes
+from muninn.adapters.lerobot import driven_episodes, executed_actions
 from muninn.errors import InputError
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lerobot_cases import ACTION, STATE, conditions, make_policy, observation
 from muninn.adapters import planner_of
-from muninn.adapters.lerobot.diffusion import arguments, executed_actions, global_conditions
+from muninn.adapters.lerobot import executed_actions, global_conditions
+from muninn.adapters.lerobot.diffusion import arguments
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.programs.plan import Program

@@ -16,8 +16,7 @@ from torch import Tensor
 import smolvla_cases
 from lerobot_cases import ACTION, SCENE, STATE, certify, make_policy, observation
 from muninn.adapters import enable_cache
-from muninn.adapters.lerobot.recorded import recorded_calls, recorded_episodes
-from muninn.adapters.lerobot.smolvla import prefixes
+from muninn.adapters.lerobot import prefixes, recorded_calls, recorded_episodes
 from muninn.errors import InputError
 
 pytest.importorskip("lerobot.policies.diffusion.modeling_diffusion")
