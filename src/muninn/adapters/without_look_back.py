@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import Measured, PairedCalls
 from muninn.certify.search import Search
-from muninn.certify.tune import StaticSearch
 from muninn.model.planner import Planner
 from muninn.programs.plan import Family, Program
 from muninn.progress import bars
@@ -44,6 +42,6 @@ def tune_without_look_back(
     paired = ForwardCalls.for_tuning(planner, calls, metric, seed)
     with bars(progress) as task:
         advance = task("tune: programs tried", 60)
-        search = StaticSearch(Search(paired, tolerance, share, Journal(None, {}), advance))
-        family = search.family(*search.rank()).family
+        search = Search(paired, tolerance, share, advance=advance)
+        family = search.static_family(*search.rank()).family
     return replace(family, forecast=replace(family.forecast, look_back=False))

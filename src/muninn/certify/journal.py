@@ -35,7 +35,9 @@ class Journal:
         CalibrationError: the file belongs to another calibration or cannot be written.
     """
 
-    def __init__(self, path: str | Path | None, identity: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | Path | None = None, identity: dict[str, Any] | None = None
+    ) -> None:
         self._path = None if path is None else Path(path)
         self._entries: dict[str, Any] = {}
         if self._path is None:

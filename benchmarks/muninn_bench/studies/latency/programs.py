@@ -11,11 +11,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.search import Search
-from muninn.certify.static_search import MODELS, Candidate, StaticSearch
+from muninn.certify.search import MODELS, Candidate, Search
 from muninn.engines.rounds import RoundRuntime
 from muninn.errors import InputError
 from muninn.model.planner import Planner
@@ -111,11 +109,9 @@ class Programs:
         even = Program(self.forecast, Static(spread_steps(len(self.planner.sampler), self.count)))
         if self._calls is None:
             return even
-        search = StaticSearch(
-            Search(self._calls, 1.0, SHARE, Journal(None, {}), lambda count: None)
-        )
+        search = Search(self._calls, 1.0, SHARE)
         paths = [search.program(Candidate(self.forecast, model), self.count) for model in MODELS]
-        return min([even, *paths], key=lambda program: search.search.score(program).excess)
+        return min([even, *paths], key=lambda program: search.score(program).excess)
 
     def alternative(self, name: str) -> Alternative:
         """What a user would pick instead, tuned on the same calls as the static plan."""
