@@ -49,7 +49,10 @@ class Map(Protocol):
     def __enter__(self) -> Map: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None: ...
 
 
@@ -96,7 +99,10 @@ class Processes:
         self._folder = tempfile.TemporaryDirectory(prefix="muninn-map-")
         self._sent = 0
         self._pool = ProcessPoolExecutor(
-            self._workers, multiprocessing.get_context("spawn"), _begin, (torch.get_default_dtype(),)
+            self._workers,
+            multiprocessing.get_context("spawn"),
+            _begin,
+            (torch.get_default_dtype(),),
         )
         return self
 
@@ -122,9 +128,9 @@ class Processes:
             path.write_bytes(pickle.dumps(function))
         except Exception as error:  # pickle raises many kinds
             raise InputError(
-                f"this cannot be sent to another process ({error}): lambdas and functions inside "
-                "functions cannot be pickled. Define them at the top of a module, or use the "
-                "inline map: muninn.parallel.Inline()"
+                f"this cannot be sent to another process: {error}. Lambdas, and functions inside "
+                "functions, never can: define them at the top of a module, or use the inline map, "
+                "muninn.parallel.Inline()"
             ) from error
         waiting: deque[Future[Result]] = deque()
         left, index = iter(items), 0

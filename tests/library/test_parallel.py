@@ -55,7 +55,10 @@ def test_workers_are_other_processes_with_one_thread_each() -> None:
 
 
 def test_what_cannot_be_sent_is_said_before_anything_runs() -> None:
-    with Processes(1) as workers, pytest.raises(InputError, match=r"use the inline map.*Inline\(\)"):
+    with (
+        Processes(1) as workers,
+        pytest.raises(InputError, match=r"use the inline map.*Inline\(\)"),
+    ):
         next(workers.map(lambda item: item, [1]))
     with pytest.raises(InputError, match="with Processes"):
         next(Processes(1).map(process_of, [1]))

@@ -8,6 +8,7 @@ sampler or the metric; only that calibration units are exchangeable with those t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,16 @@ from muninn.certify.certificate import Certificate, library_versions
 from muninn.certify.examine import CALLS, Examined, examine, require_eval
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
-from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import require_risk, require_units, units_needed
-from muninn.certify.scan import choose_among, fit_bound
+from muninn.certify.scan import Measuring, Scan
 from muninn.certify.tune import Objective, tune_family
-from muninn.certify.units import ClosedLoop, Episodes, OpenLoop, UnitName, Units
-from muninn.context import Context, require_rows
+from muninn.certify.units import Episodes, UnitName, Units, units_of
+from muninn.context import Context
 from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
 from muninn.model.planner import Planner
-from muninn.numbers import number, whole
+from muninn.parallel import Inline, Map
 from muninn.programs.plan import Family
 from muninn.progress import bars
 
@@ -49,6 +49,7 @@ def calibrate(
     seed: int = 0,
     batch_size: int = 32,
     resume: str | Path | None = None,
+    workers: Map | None = None,
     progress: bool = True,
 ) -> Certificate:
     """Find the cheapest cached program that keeps a promise, and certify it.
@@ -75,6 +76,8 @@ def calibrate(
         batch_size: calls run together during calibration.
         resume: journal file; an interrupted calibration started again with it goes on where it
             stopped and ends with the same certificate.
+        workers: a map of :mod:`muninn.parallel` that measures chunks of units; by default all are
+            measured here. Its number of processes does not change the certificate.
         progress: show progress bars.
 
     Raises:
@@ -104,8 +107,16 @@ def calibrate(
     require_eval(planner)
     if reference is not None:
         require_eval(reference, "the reference")
-    units = _units(
-        planner, calls, deviation, tolerance, unit, episode_of, seed, batch_size, reference
+    units = units_of(
+        planner,
+        calls,
+        metric=deviation,
+        tolerance=tolerance,
+        unit=unit,
+        episode_of=episode_of,
+        seed=seed,
+        batch=batch_size,
+        reference=reference,
     )
     in_force = arithmetic(planner.device)
     split = split_units(units.count, risk, confidence, tune=family is None, seed=seed)
@@ -136,9 +147,11 @@ def calibrate(
     rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
     batch = 1 if isinstance(calls, Episodes) else batch_size
     examined = _examined("planner", planner, units, batch, journal)
-    repeats = examined.repeats
+    repeats, networks = examined.repeats, [(planner, examined.questions)]
     if reference is not None:
-        repeats &= _examined("reference", reference, units, batch, journal).repeats
+        truth = _examined("reference", reference, units, batch, journal)
+        repeats &= truth.repeats
+        networks.append((reference, truth.questions))
     with bars(progress) as task:
         if family is None:
             # Kept in the journal: measured times may choose another family next time.
@@ -153,10 +166,10 @@ def calibrate(
                 family = Family.from_json(stored)
         # Full compute deviates by nothing only where it is the very same computation.
         check_full = reference is not None or planner.engine != "eager" or not repeats
-        member, outcomes, realised = choose_among(
-            units, family, split["certify"], rank - 1, check_full, journal, task
-        )
-        bound = fit_bound(units, family, member, outcomes, split["bound"], risk, journal, task)
+        measuring = Measuring(units, networks, [deviation, tolerance])
+        scan = Scan(measuring, family, journal, workers or Inline(), task)
+        member, outcomes, realised = scan.choose(split["certify"], rank - 1, check_full)
+        bound = scan.bound(member, outcomes, split["bound"], risk)
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])
     estimates = estimates[~np.isnan(estimates)]  # of calls that fell back
     return Certificate(
@@ -225,37 +238,6 @@ def _code(planner: Planner, examined: Examined, journal: Journal) -> str | None:
     return digest([planner.denoiser, planner.condition], "the planner's denoiser")
 
 
-def _units(
-    planner: Planner,
-    calls: Context | Episodes | int,
-    metric: Metric,
-    tolerance: Tolerance,
-    unit: UnitName,
-    episode_of: Sequence[int] | None,
-    seed: int,
-    chunk: int,
-    reference: Planner | None,
-) -> Units:
-    if isinstance(calls, Episodes):
-        return ClosedLoop(planner, calls, metric, tolerance, unit, seed, reference or planner)
-    if calls is None or (isinstance(calls, int) and calls < 1):
-        raise InputError(
-            "calls holds no call; give batched contexts (one row per call), Episodes, or a number "
-            "of calls for a planner without context"
-        )
-    count = calls if isinstance(calls, int) else require_rows(calls)
-    paired = PairedCalls(
-        planner,
-        None if isinstance(calls, int) else calls,
-        count,
-        metric,
-        call_seed(seed, 0),
-        reference=reference,
-        batch=chunk,
-    )
-    return OpenLoop(paired, tolerance, unit, episode_of)
-
-
 def _split_sizes(count: int, risk: float, tune: bool) -> dict[str, int]:
     bound = max(units_needed(risk, None), round(0.15 * count))
     tuning = max(16, round(0.25 * count)) if tune else 0
@@ -288,3 +270,32 @@ def split_units(
         parts[part] = sorted(order[at : at + size].tolist())
         at += size
     return parts
+
+
+def number(name: str, value: Any) -> float:
+    """A plain float; numpy's and torch's scalars are taken.
+
+    Raises:
+        InputError: it is no number.
+    """
+    if not isinstance(value, str | bytes):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    raise InputError(f"{name} must be a number, got {value!r:.60}")
+
+
+def whole(name: str, value: Any, at_least: int = 0) -> int:
+    """A plain int; numpy's integers are taken.
+
+    Raises:
+        InputError: it is no whole number, or too small.
+    """
+    try:
+        found = operator.index(value)
+    except TypeError as error:
+        raise InputError(f"{name} must be a whole number, got {value!r:.60}") from error
+    if found < at_least:
+        raise InputError(f"{name} must be at least {at_least}, got {found}")
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -40,14 +41,15 @@ def executed(steps: int, metric: Metric = max_step) -> Metric:
     """A metric that sees only the first ``steps`` time steps, the ones a robot executes."""
     if steps < 1:
         raise InputError(f"an executed prefix needs at least one step, got {steps}")
+    chosen = functools.partial(_prefix, steps, metric)
+    chosen.__qualname__ = f"executed:{steps}:{metric_name(metric)}"  # type: ignore[attr-defined]
+    return chosen
 
-    def deviation(full: Tensor, cached: Tensor) -> Tensor:
-        if full.shape[1] < steps:
-            raise InputError(f"the plan has {full.shape[1]} steps, fewer than the prefix {steps}")
-        return metric(full[:, :steps], cached[:, :steps])
 
-    deviation.__qualname__ = f"executed:{steps}:{metric_name(metric)}"
-    return deviation
+def _prefix(steps: int, metric: Metric, full: Tensor, cached: Tensor) -> Tensor:
+    if full.shape[1] < steps:
+        raise InputError(f"the plan has {full.shape[1]} steps, fewer than the prefix {steps}")
+    return metric(full[:, :steps], cached[:, :steps])
 
 
 METRICS: dict[str, Metric] = {"rms_step": rms_step, "max_step": max_step}
