@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from muninn.certify.cached import CachedPlanner, cache
     from muninn.certify.calibrate import calibrate
     from muninn.certify.certificate import Certificate
+    from muninn.certify.evaluate import evaluate
     from muninn.certify.tune import tune
     from muninn.certify.units import Episodes
     from muninn.errors import MuninnError
@@ -44,6 +45,7 @@ _HOME = {
     "disable_cache": "adapters",
     "enable_cache": "adapters",
     "euler": "model.solvers",
+    "evaluate": "certify.evaluate",
     "is_cache_enabled": "adapters",
     "tune": "certify.tune",
 }
@@ -69,6 +71,7 @@ __all__ = [
     "disable_cache",
     "enable_cache",
     "euler",
+    "evaluate",
     "is_cache_enabled",
     "tune",
 ]

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import torch
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from muninn.errors import InputError
 from muninn.progress import Advance, silent

@@ -42,7 +42,7 @@ def test_an_endless_iterator_is_read_as_far_as_results_are_taken(workers: Map) -
 def test_an_exception_keeps_its_type_and_message_and_names_the_item(workers: Map) -> None:
     results = workers.map(partial(fails_at, 2), range(5))
     assert [next(results), next(results)] == [0, 1]
-    with pytest.raises(InputError, match="^no 2$") as raised:
+    with pytest.raises(InputError, match=r"^no 2$") as raised:
         next(results)
     assert "item 2 of the map" in str(raised.value.__cause__)
     assert list(workers.map(partial(fails_at, 9), range(3))) == [0, 1, 2]  # it goes on

@@ -148,7 +148,8 @@ class PairedCalls:
         if missing:
             trajectories = full_compute(self.reference, self.contexts(missing), self.noise(missing))
             # Rows of their own: a view would be pickled with the whole batch.
-            self.known.update((call, row.clone()) for call, row in zip(missing, trajectories))
+            rows = [row.clone() for row in trajectories]
+            self.known.update(zip(missing, rows, strict=True))
         return torch.stack([self.known[call] for call in calls])
 
     def remember(self, trajectories: Tensor) -> None:

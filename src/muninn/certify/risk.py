@@ -139,6 +139,35 @@ def tolerated(excess: FloatArray) -> npt.NDArray[np.int64]:
     return counts - 1
 
 
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """95% Wilson interval of a proportion.
+
+    >>> [round(end, 3) for end in wilson(5, 100)]
+    [0.022, 0.112]
+    """
+    interval = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def excess_p_value(
+    violations: int, trials: int, risk: float, marginal_units: int | None = None
+) -> float:
+    """One-sided exact p-value that the violation rate is above what was promised.
+
+    Binomial for a confident certificate. A marginal one, made from ``marginal_units``, promises
+    the mean over calibrations only: its risk has at most a beta distribution, and the count a
+    beta-binomial one.
+
+    >>> excess_p_value(30, 400, 0.05) < 0.02 < excess_p_value(30, 400, 0.05, 100)
+    True
+    """
+    if marginal_units is None:
+        return float(stats.binomtest(violations, trials, risk, alternative="greater").pvalue)
+    rank = order_statistic(marginal_units, risk, None)
+    tail = stats.betabinom.sf(violations - 1, trials, rank, marginal_units + 1 - rank)
+    return float(tail)
+
+
 FULL_EXCEEDS = (
     "full compute itself exceeds the tolerance on more units than the risk allows, against the "
     "reference or the eager sampler: it rounds differently. Raise the tolerance, deploy in higher "

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -213,7 +212,7 @@ class Search:
             for dense in sorted(start for start in starts if start + 1 < self._steps):
                 for emphasis in EMPHASES:
                     gate = Adaptive(0.0, dense, emphasis=emphasis)
-                    power = self._power(forecast, gate, -7.0, 2.0, 8, lambda s: s.excess <= 1.0)
+                    power = self._power(forecast, gate, -7.0, 2.0, 8)
                     if power > -7.0:
                         gate = replace(gate, threshold=10.0**power)
                         score = self.score(Program(forecast, gate), SMALL)
@@ -228,10 +227,8 @@ class Search:
         thresholds = {gate.threshold * factor for factor in ADAPTIVE_SPREAD}
         spent = self.score(Program(forecast, gate), SMALL).evaluations
         for ratio in SAFE:
-            low, high, wanted = -9.0, math.log10(gate.threshold), ratio * spent
-            power = self._power(
-                forecast, gate, low, high, 6, lambda s, wanted=wanted: s.evaluations >= wanted
-            )
+            high = math.log10(gate.threshold)
+            power = self._power(forecast, gate, -9.0, high, 6, evaluations=ratio * spent)
             thresholds.add(10.0**power)
         members = []
         for threshold in sorted(thresholds):
@@ -249,11 +246,15 @@ class Search:
         low: float,
         high: float,
         rounds: int,
-        good: Callable[[Score], bool],
+        evaluations: float | None = None,
     ) -> float:
-        """The largest power of ten, bisected from ``low``, at which a threshold's score is good."""
+        """The largest power of ten as threshold that keeps the tolerance, or takes evaluations."""
         for _ in range(rounds):
             middle = (low + high) / 2
             program = Program(forecast, replace(gate, threshold=10.0**middle))
-            low, high = (middle, high) if good(self.score(program, SMALL)) else (low, middle)
+            score = self.score(program, SMALL)
+            low_enough = (
+                score.excess <= 1.0 if evaluations is None else score.evaluations >= evaluations
+            )
+            low, high = (middle, high) if low_enough else (low, middle)
         return low

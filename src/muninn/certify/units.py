@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from muninn.certify.metrics import Metric, Tolerance, measure, tolerances
-from muninn.certify.paired import Measured, PairedCalls, Runtimes, call_seed, full_compute
+from muninn.certify.paired import PairedCalls, Runtimes, call_seed, full_compute
 from muninn.context import Context, batch_size, concatenate, form, require_rows, select
 from muninn.errors import InputError
 from muninn.identity.arithmetic import arithmetic
@@ -114,8 +114,9 @@ class OpenLoop:
         measured = self._paired.measure_in_batches(program, calls)
         tolerance = self._paired.tolerance(self._tolerance, calls)
         ends = np.cumsum([len(self._calls[unit]) for unit in units])[:-1]
-        of_units = (np.split(values, ends) for values in _in_order(measured, tolerance))
-        return [Outcome(*(part.tolist() for part in parts)) for parts in zip(*of_units)]
+        arrays = measured.deviation, tolerance, measured.estimate, measured.evaluations
+        of_units = zip(*(np.split(values, ends) for values in arrays), strict=True)
+        return [Outcome(*(part.tolist() for part in parts)) for parts in of_units]
 
     def identity(self) -> dict[str, Any]:
         """Content of the calls, JSON-ready, for the journal."""
@@ -143,11 +144,6 @@ class OpenLoop:
             reference=whole.reference,
             batch=whole.batch,
         )
-
-
-def _in_order(measured: Measured, tolerance: Any) -> tuple[Any, ...]:
-    """One array for every field of an outcome."""
-    return measured.deviation, tolerance, measured.estimate, measured.evaluations
 
 
 @dataclass(eq=False)

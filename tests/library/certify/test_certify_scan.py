@@ -182,5 +182,5 @@ def test_what_no_worker_can_have_is_refused_in_one_sentence(two: Processes) -> N
         OpenLoop(PairedCalls(planner(), contexts(4), 4, rms_step, 0), 1.0, "call", None),
         [(replace(planner(), device=torch.device("meta")), None)],
     )
-    with pytest.raises(InputError, match="planner is on meta, which workers cannot share.*inline"):
+    with pytest.raises(InputError, match=r"planner is on meta, which workers cannot share.*inline"):
         next(two.map(measuring, []))
