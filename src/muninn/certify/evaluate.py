@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from muninn.certify.calibrate import whole
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric, Tolerance, metric_name, resolve
 from muninn.certify.risk import excess_p_value, units_needed, wilson
+from muninn.certify.sources import gather
 from muninn.certify.stored_context import restore
 from muninn.certify.units import Episodes, Units, units_of
 from muninn.context import Context, batch_size, select, tensors
@@ -126,6 +127,8 @@ def evaluate(
     fast = cache(planner, certificate)
     made = fast.certificate
     assert made is not None  # a mismatch is an error
+    if isinstance(contexts, Iterator):
+        contexts = gather(contexts)
     seed = made.seed + 1 if seed is None else whole("seed", seed)
     _require_terms(made, contexts, metric, tolerance, reference, seed)
     units = units_of(

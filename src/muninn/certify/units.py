@@ -8,7 +8,7 @@ because a cached policy visits other states than the full one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from muninn.certify.metrics import Metric, Tolerance, measure, tolerances
 from muninn.certify.paired import PairedCalls, Runtimes, call_seed, full_compute
+from muninn.certify.sources import gather
 from muninn.context import Context, batch_size, concatenate, form, require_rows, select
 from muninn.errors import InputError
 from muninn.identity.arithmetic import arithmetic
@@ -279,6 +280,8 @@ def units_of(
     Raises:
         InputError: there is no call, or contexts do not have one row per call.
     """
+    if isinstance(calls, Iterator):
+        calls = gather(calls)
     if isinstance(calls, Episodes):
         return ClosedLoop(planner, calls, metric, tolerance, unit, seed, reference or planner)
     if calls is None or (isinstance(calls, int) and calls < 1):

@@ -152,7 +152,7 @@ def test_functions_of_the_user_are_asked_for_by_name(issued: Certificate) -> Non
     named = replace(issued, tolerance=None, tolerance_name=limit.__qualname__, metric="own")
     with pytest.raises(InputError, match="the tolerance is a function: pass tolerance="):
         evaluate(planner(), named, contexts(60, 2))
-    with pytest.raises(InputError, match="unknown metric 'own'.*pass a callable"):
+    with pytest.raises(InputError, match=r"unknown metric 'own'.*pass a callable"):
         evaluate(planner(), named, contexts(60, 2), tolerance=limit)
     with pytest.raises(InputError, match="promise is in own, got the metric rms_step"):
         evaluate(planner(), named, contexts(60, 2), tolerance=limit, metric=rms_step)
