@@ -1,21 +1,19 @@
-"""One map for long work: results come in the order of items, the same for any number of workers.
-
-A map is a context manager with one method, so that a cluster can stand behind it as well.
-"""
+"""One map for long work: results come in the order of items, the same for any number of workers."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import pickle
+import secrets
 import signal
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -28,35 +26,26 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Map(Protocol):
-    """Applies a function to items, in a ``with`` block."""
+class Map(AbstractContextManager["Map"], Protocol):
+    """Applies a function to items, in a ``with`` block; a cluster could stand behind it as well."""
 
     def map(
         self, function: Callable[[Item], Result], items: Iterable[Item], advance: Advance = silent
     ) -> Iterator[Result]:
-        """Results in the order of items; items are taken as they are needed.
+        """Results in the order of items; items are taken as results are.
 
         Args:
             function: of one item alone; what it stores on itself may be lost.
-            items: may be endless, if whoever iterates stops.
-            advance: told of every item that is done.
+            items: may be endless.
+            advance: told of every result.
 
         Raises:
-            Exception: what the function raised; ``__cause__`` names the item by its index.
+            Exception: what the function raised; its ``__cause__`` names the item by its index.
         """
         ...
 
-    def __enter__(self) -> Map: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None: ...
-
-
-class Inline:
+class Inline(Map):
     """The map that works here, one item after the other."""
 
     def map(
@@ -71,19 +60,16 @@ class Inline:
             advance(1)
             yield result
 
-    def __enter__(self) -> Inline:
-        return self
-
     def __exit__(self, *raised: object) -> None:
-        return None
+        """Nothing is left to end."""
 
 
-class Processes:
+class Processes(Map):
     """The map that works in processes of its own, started afresh, with one thread each.
 
-    Function, items and results are pickled; the function once for each call of :meth:`map`. A
-    script that uses it needs the usual ``if __name__ == "__main__":``. Ctrl-C, an exception and the
-    death of this process end the workers.
+    Function, items and results are pickled, the function once for each :meth:`map`. A script that
+    uses it needs the usual ``if __name__ == "__main__":``. Ctrl-C, an exception and the death of
+    this process end the workers.
 
     Raises:
         InputError: ``workers`` is below 1, or the function cannot be pickled.
@@ -96,14 +82,9 @@ class Processes:
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Processes:
+        spawn, dtype = multiprocessing.get_context("spawn"), torch.get_default_dtype()
         self._folder = tempfile.TemporaryDirectory(prefix="muninn-map-")
-        self._sent = 0
-        self._pool = ProcessPoolExecutor(
-            self._workers,
-            multiprocessing.get_context("spawn"),
-            _begin,
-            (torch.get_default_dtype(),),
-        )
+        self._pool = ProcessPoolExecutor(self._workers, spawn, _begin, (dtype,))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -119,11 +100,9 @@ class Processes:
         self, function: Callable[[Item], Result], items: Iterable[Item], advance: Advance = silent
     ) -> Iterator[Result]:
         """Results in the order of items: see :class:`Map`."""
-        pool = self._pool
-        if pool is None:
+        if self._pool is None:
             raise InputError("processes start in a with block: with Processes(4) as workers: ...")
-        self._sent += 1
-        path = Path(self._folder.name) / str(self._sent)
+        path = Path(self._folder.name) / secrets.token_hex(8)
         try:
             path.write_bytes(pickle.dumps(function))
         except Exception as error:  # pickle raises many kinds
@@ -132,28 +111,26 @@ class Processes:
                 "functions, never can: define them at the top of a module, or use the inline map, "
                 "muninn.parallel.Inline()"
             ) from error
-        waiting: deque[Future[Result]] = deque()
-        left, index = iter(items), 0
+        left, waiting = enumerate(items), deque[tuple[int, Future[Result]]]()
         try:
             while True:
-                while len(waiting) < 2 * self._workers and (item := next(left, _END)) is not _END:
-                    waiting.append(pool.submit(_apply, path, item))
+                while len(waiting) < 2 * self._workers and (given := next(left, None)) is not None:
+                    waiting.append((given[0], self._pool.submit(_apply, path, given[1])))
                 if not waiting:
                     return
+                index, future = waiting.popleft()
                 try:
-                    result = waiting.popleft().result()
+                    result = future.result()
                 except Exception as error:
                     told = f"item {index} of the map, in a worker\n{error.__cause__ or ''}"
                     raise error from RuntimeError(told)
-                index += 1
                 advance(1)
                 yield result
         finally:  # whoever iterates may have stopped
-            for future in waiting:
+            for _, future in waiting:
                 future.cancel()
 
 
-_END = object()
 _loaded: tuple[Path | None, Any] = (None, None)
 
 

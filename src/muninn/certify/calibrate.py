@@ -54,13 +54,13 @@ def calibrate(
 ) -> Certificate:
     """Find the cheapest cached program that keeps a promise, and certify it.
 
-    Call it as the planner will be called: under the same autocast and with the same TF32 switches.
-    The certificate records them, and calls made otherwise run full compute.
+    Call it under the autocast and the TF32 switches of deployment: the certificate records them,
+    and calls made otherwise run full compute.
 
     Args:
         planner: what will be deployed.
-        calls: contexts like those to come, batched (one row per call); or :class:`Episodes` for
-            a closed-loop certificate; or a number of calls for a planner without context.
+        calls: contexts like those to come, one row per call, or an iterator of such; or
+            :class:`Episodes`, for the closed loop; or a number of calls without context.
         tolerance: largest acceptable deviation, a number or ``tolerance(context) -> (batch,)``.
         risk: share of units that may exceed it.
         confidence: probability, over calibration draws, that the risk is kept. None gives the
@@ -70,14 +70,12 @@ def calibrate(
         episode_of: episode number of each call, for ``unit="episode"`` with given contexts.
         family: a frozen family; by default one is tuned on a split of its own.
         objective: what tuning minimises, ``evaluations`` or measured ``time``.
-        reference: planner whose full compute is the truth (say in higher precision); by default
-            ``planner`` itself.
+        reference: planner whose full compute is the truth (say in higher precision) instead.
         seed: of splits and noise.
         batch_size: calls run together during calibration.
-        resume: journal file; an interrupted calibration started again with it goes on where it
-            stopped and ends with the same certificate.
-        workers: a map of :mod:`muninn.parallel` that measures chunks of units; by default all are
-            measured here. Its number of processes does not change the certificate.
+        resume: journal file, with which an interrupted calibration goes on where it stopped.
+        workers: a map of :mod:`muninn.parallel` that measures chunks of units, none by default;
+            the number of its processes does not change the certificate.
         progress: show progress bars.
 
     Raises:
@@ -108,37 +106,29 @@ def calibrate(
     if reference is not None:
         require_eval(reference, "the reference")
     units = units_of(
-        planner,
-        calls,
-        metric=deviation,
-        tolerance=tolerance,
-        unit=unit,
-        episode_of=episode_of,
-        seed=seed,
-        batch=batch_size,
-        reference=reference,
+        planner, calls, deviation, tolerance, unit, episode_of, seed, batch_size, reference
     )
     in_force = arithmetic(planner.device)
     split = split_units(units.count, risk, confidence, tune=family is None, seed=seed)
-    settings = {
-        "tolerance": metric_name(tolerance) if callable(tolerance) else tolerance,
+    terms: dict[str, Any] = {
+        "tolerance": None if callable(tolerance) else tolerance,
+        "tolerance_name": metric_name(tolerance) if callable(tolerance) else None,
         "risk": risk,
         "confidence": confidence,
         "metric": name,
         "unit": unit,
-        "objective": objective,
         "seed": seed,
         "batch_size": batch_size,
+        "reference": None if reference is None else reference.identity(),
     }
     identity: dict[str, Any] = {}
     if resume is not None:
         identity = {
             "planner": planner.identity(),
             "arithmetic": in_force,
-            "reference": None if reference is None else reference.identity(),
             "calls": units.identity(),
             "family": None if family is None else family.to_json(),
-            "settings": settings,
+            "settings": {**terms, "objective": objective},
             "metric": digest(deviation, "metric"),
             "tolerance": digest(tolerance, "tolerance"),
             "versions": {**library_versions(), "code": code_digest()},
@@ -174,19 +164,10 @@ def calibrate(
     estimates = estimates[~np.isnan(estimates)]  # of calls that fell back
     return Certificate(
         identity=planner.identity(examined.left_out),
-        reference=None if reference is None else reference.identity(),
         family=family,
         member=member,
-        tolerance=None if callable(tolerance) else float(tolerance),
-        tolerance_name=metric_name(tolerance) if callable(tolerance) else None,
-        risk=risk,
-        confidence=confidence,
-        unit=unit,
         loop=units.loop,
-        metric=name,
-        batch_size=batch_size,
         counts={part: len(members) for part, members in split.items()},
-        seed=seed,
         realised=realised,
         estimates=np.asarray(estimates, dtype=np.float64),
         bound=bound,
@@ -196,6 +177,7 @@ def calibrate(
         together=examined.together,
         questions=examined.questions,
         unasked=examined.unasked,
+        **terms,
     )
 
 
@@ -203,39 +185,34 @@ def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Jo
     """The examination of a planner; of one that is resumed, the answers it gave before.
 
     Raises:
-        CalibrationError: the network of a resumed calibration answers otherwise than it did.
+        CalibrationError: the network of a resumed calibration is another one.
     """
+
+    def code() -> str | None:
+        """Digest of a network that has no answers to be known by, where it must be known again."""
+        if examined.questions is not None or not journal.kept:
+            return None
+        return digest([planner.denoiser, planner.condition], "the planner's denoiser")
+
     stored = journal.get(f"examined/{name}")
     if stored is None:
         context, noise = units.examples(CALLS)
         examined = examine(planner, context, noise.to(planner.dtype), batch)
-        code = _code(planner, examined, journal)
-        journal.put(f"examined/{name}", [examined.to_json(), units.form, code])
+        journal.put(f"examined/{name}", [examined.to_json(), units.form, code()])
         return examined
     examined, units.form = Examined.from_json(stored[0]), stored[1]
-    if stored[2] != _code(planner, examined, journal):
-        raise CalibrationError(
-            f"the journal belongs to another calibration: the {name}'s network or condition is "
-            "another one. Delete the journal, or resume with what it was started with"
-        )
+    other = None if stored[2] == code() else "its code or condition differs"
     if examined.questions is not None:
         in_force = arithmetic(planner.device)
-        other = examined.questions.difference(
+        other = other or examined.questions.difference(
             planner.denoiser, planner.condition, planner.device, in_force
         )
-        if other is not None:
-            raise CalibrationError(
-                f"the journal belongs to another calibration: the {name}'s network is another "
-                f"one, {other}. Delete the journal, or resume with the network it was started with"
-            )
+    if other is not None:
+        raise CalibrationError(
+            f"the journal belongs to another calibration: the {name}'s network is another one, "
+            f"{other}. Delete the journal, or resume with the network it was started with"
+        )
     return examined
-
-
-def _code(planner: Planner, examined: Examined, journal: Journal) -> str | None:
-    """Digest of a network that has no answers to be known by, where it must be known again."""
-    if examined.questions is not None or not journal.kept:
-        return None
-    return digest([planner.denoiser, planner.condition], "the planner's denoiser")
 
 
 def _split_sizes(count: int, risk: float, tune: bool) -> dict[str, int]:
@@ -264,20 +241,12 @@ def split_units(
             f"give at least {needed}, or accept a higher risk"
         )
     order = np.random.default_rng(seed).permutation(count)
-    parts: dict[str, list[int]] = {}
-    at = 0
-    for part, size in sizes.items():
-        parts[part] = sorted(order[at : at + size].tolist())
-        at += size
-    return parts
+    parts = np.split(order, np.cumsum(list(sizes.values()))[:-1])
+    return {name: sorted(part.tolist()) for name, part in zip(sizes, parts, strict=True)}
 
 
 def number(name: str, value: Any) -> float:
-    """A plain float; numpy's and torch's scalars are taken.
-
-    Raises:
-        InputError: it is no number.
-    """
+    """A plain float from any number, numpy's and torch's included; else an InputError."""
     if not isinstance(value, str | bytes):
         try:
             return float(value)
@@ -287,11 +256,7 @@ def number(name: str, value: Any) -> float:
 
 
 def whole(name: str, value: Any, at_least: int = 0) -> int:
-    """A plain int; numpy's integers are taken.
-
-    Raises:
-        InputError: it is no whole number, or too small.
-    """
+    """A plain int from any whole number; an InputError if it is none, or too small."""
     try:
         found = operator.index(value)
     except TypeError as error:

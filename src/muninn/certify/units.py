@@ -266,7 +266,6 @@ Units = OpenLoop | ClosedLoop
 def units_of(
     planner: Planner,
     calls: Context | Episodes | int,
-    *,
     metric: Metric,
     tolerance: Tolerance,
     unit: UnitName,
