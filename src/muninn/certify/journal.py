@@ -63,9 +63,6 @@ class Journal:
         with self._writing():  # without a truncated tail
             write_whole(self._path, "".join(line + "\n" for line in lines))
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     @property
     def kept(self) -> bool:
         """Whether it is on disk."""

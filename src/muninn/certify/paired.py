@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -75,60 +76,50 @@ class Measured(NamedTuple):
         return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
+@dataclass(eq=False)
 class PairedCalls:
     """A set of calls whose full trajectories are computed once and compared with many programs.
 
-    Args:
+    Attributes:
         planner: the planner whose programs are measured.
         context: batched context of all calls, or None.
         count: number of calls; the rows of the context.
         metric: deviation.
         seed: noise of call i is a function of (seed, i) alone.
-        reference: planner whose full trajectory is the truth; ``planner`` itself by default.
+        reference: planner whose full trajectory is the truth; ``planner`` itself if None.
         batch: calls that are run together.
-
-    Attributes:
         known: full trajectories by call, as far as they were computed.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        context: Context,
-        count: int,
-        metric: Metric,
-        seed: int,
-        *,
-        reference: Planner | None = None,
-        batch: int = 32,
-    ) -> None:
-        rows = batch_size(context)
-        if rows is not None and rows != count:
-            raise InputError(f"the context has {rows} calls but {count} were announced")
-        self.planner = planner
-        self.reference = reference or planner
-        self.context = context
-        self.count = count
-        self.metric = metric
-        self.seed = seed
-        self.batch = batch
-        self.known: dict[int, Tensor] = {}
-        self._runtimes = Runtimes(planner)
+    planner: Planner
+    context: Context
+    count: int
+    metric: Metric
+    seed: int
+    reference: Planner | None = None
+    batch: int = 32
+    known: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows = batch_size(self.context)
+        if rows is not None and rows != self.count:
+            raise InputError(f"the context has {rows} calls but {self.count} were announced")
+        self._runtimes = Runtimes(self.planner)
 
     @classmethod
     def for_tuning(
         cls, planner: Planner, calls: object, metric: str | Metric, seed: int
     ) -> PairedCalls:
-        """The calls that a user gives for tuning: batched contexts, or a number of calls.
-
-        Raises:
-            InputError: there is no call.
-        """
+        """The calls that a user gives for tuning: batched contexts, or how many; at least one."""
         count = calls if isinstance(calls, int) else batch_size(calls)
         if not count:
             raise InputError("tuning needs at least one call")
         context = None if isinstance(calls, int) else calls
         return cls(planner, context, count, resolve(metric)[1], seed)
+
+    def part(self, calls: list[int], seed: int) -> PairedCalls:
+        """Some of the calls, with other noise."""
+        return replace(self, context=self.contexts(calls), count=len(calls), seed=seed, known={})
 
     def noise(self, calls: list[int]) -> Noise:
         """The noise of some calls."""
@@ -146,9 +137,9 @@ class PairedCalls:
         """Full trajectories of some calls, computed at most once each."""
         missing = [call for call in calls if call not in self.known]
         if missing:
-            trajectories = full_compute(self.reference, self.contexts(missing), self.noise(missing))
+            truth, noise = self.reference or self.planner, self.noise(missing)
             # Rows of their own: a view would be pickled with the whole batch.
-            rows = [row.clone() for row in trajectories]
+            rows = [row.clone() for row in full_compute(truth, self.contexts(missing), noise)]
             self.known.update(zip(missing, rows, strict=True))
         return torch.stack([self.known[call] for call in calls])
 

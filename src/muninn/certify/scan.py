@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -106,7 +106,7 @@ class Scan:
             if entries is None:
                 outcomes, full = next(fresh)
                 units.known.update(full)  # the next member is measured against them
-                self.journal.put(key, [outcome.to_json() for outcome in outcomes])
+                self.journal.put(key, [asdict(outcome) for outcome in outcomes])
             else:
                 outcomes = [Outcome(**entry) for entry in entries]
             advance(len(chunk))

@@ -83,7 +83,7 @@ class Search:
         self.paired = paired
         self.share = share
         self._tolerance = paired.tolerance(tolerance, list(range(paired.count)))
-        self._journal = Journal() if journal is None else journal  # an empty one is false
+        self._journal = journal or Journal()
         self._advance = advance
         self._sampler = paired.planner.sampler
         self._steps = len(self._sampler)

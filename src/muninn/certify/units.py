@@ -65,10 +65,6 @@ class Outcome:
         """Worst deviation over tolerance; above 1 the unit violates."""
         return max(d / t for d, t in zip(self.deviation, self.tolerance, strict=True))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for the journal."""
-        return asdict(self)
-
 
 class OpenLoop:
     """Units made of given contexts: single calls, or episodes of recorded calls."""
@@ -135,16 +131,7 @@ class OpenLoop:
     def for_tuning(self, units: Sequence[int]) -> PairedCalls:
         """The calls of the tuning units, with noise of their own."""
         calls = [call for unit in units for call in self._calls[unit]]
-        whole = self._paired
-        return PairedCalls(
-            whole.planner,
-            whole.contexts(calls),
-            len(calls),
-            whole.metric,
-            call_seed(whole.seed, 1),
-            reference=whole.reference,
-            batch=whole.batch,
-        )
+        return self._paired.part(calls, call_seed(self._paired.seed, 1))
 
 
 @dataclass(eq=False)
