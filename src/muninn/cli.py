@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -57,16 +57,10 @@ def calibrate(
     ] = None,
     risk: Annotated[float, typer.Option(help="Share of calls that may exceed it.")] = 0.05,
     confidence: Annotated[float, typer.Option(help="That the risk is kept.")] = 0.95,
-    marginal: Annotated[
-        bool, typer.Option(help="Keep the risk on average over calibrations instead.")
-    ] = False,
     metric: Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")] = "rms_step",
     calls: Annotated[int | None, typer.Option(help="Take the first so many contexts.")] = None,
     seed: Annotated[int, typer.Option(help="Of splits and noise.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Calls run together.")] = 32,
-    objective: Annotated[
-        Literal["evaluations", "time"], typer.Option(help="What tuning minimises.")
-    ] = "evaluations",
     family: Annotated[Path | None, typer.Option(help="Family to certify, untuned.")] = None,
     save_family: Annotated[Path | None, typer.Option(help="Write the family here.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that measure.")] = 1,
@@ -81,26 +75,25 @@ def calibrate(
         )
     from muninn.certify.calibrate import calibrate as certify
     from muninn.certify.describe import print_certificate
-    from muninn.certify.target import blamed, file_of, load, some
+    from muninn.certify.target import blamed, load, some
     from muninn.files import write_whole
     from muninn.parallel import Inline, Processes
     from muninn.programs.plan import Family
 
-    planner, contexts = load(target)
+    planner, contexts, file = load(target)
     frozen = None if family is None else _read(family, "family", Family.from_json)
     journal = out.with_name(out.name + ".journal")
     begun = journal.exists()
     try:
-        with Processes(workers) if workers > 1 else Inline() as chosen, blamed(file_of(target)):
+        with Processes(workers) if workers > 1 else Inline() as chosen, blamed(file):
             certificate = certify(
                 planner,
                 some(contexts, calls),
                 tolerance=tolerance,
                 risk=risk,
-                confidence=None if marginal else confidence,
+                confidence=confidence,
                 metric=metric,
                 family=frozen,
-                objective=objective,
                 seed=seed,
                 batch_size=batch_size,
                 resume=journal,
@@ -132,11 +125,11 @@ def evaluate(
     """Judge a certificate by fresh calls; exit code 1 says that it is not kept."""
     _require_free(out)
     from muninn.certify.evaluate import evaluate as judge
-    from muninn.certify.target import blamed, file_of, load, some
+    from muninn.certify.target import blamed, load, some
     from muninn.files import write_whole
 
-    planner, contexts = load(target)
-    with blamed(file_of(target)):
+    planner, contexts, file = load(target)
+    with blamed(file):
         fresh = some(contexts, calls, last=True)
         found = judge(planner, certificate, fresh, seed=seed, progress=console.is_terminal)
     console.print(escape(_page(found.to_json())), highlight=False, soft_wrap=True)

@@ -201,13 +201,13 @@ def test_a_broken_promise_ends_with_code_1(muninn_command: Command) -> None:
 
 
 def test_options_reach_the_verb_and_a_family_is_certified_again(muninn_command: Command) -> None:
-    wanted = ("--metric", "executed:4", "--calls", "120", "--seed", "3", "--marginal")
+    wanted = ("--metric", "executed:4", "--calls", "120", "--seed", "3", "--confidence", "0.9")
     code, _ = muninn_command(
         "calibrate", "my_policy.py:endless", "a", *SETTINGS, *wanted, "--save-family", "f.json"
     )
     made = muninn.Certificate.load("a")
     assert code == 0 and sum(made.counts.values()) == 120
-    assert (made.metric, made.seed, made.confidence) == ("executed:4:max_step", 3, None)
+    assert (made.metric, made.seed, made.confidence) == ("executed:4:max_step", 3, 0.9)
     again = ("calibrate", "my_policy.py:policy", "b", *SETTINGS, "--family", "f.json")
     assert muninn_command(*again, "--workers", "2")[0] == 0
     assert muninn.Certificate.load("b").family == made.family

@@ -19,8 +19,8 @@ from muninn.certify.metrics import Metric, Tolerance, metric_name, resolve
 from muninn.certify.risk import excess_p_value, units_needed, wilson
 from muninn.certify.sources import gather
 from muninn.certify.stored_context import restore
-from muninn.certify.units import Episodes, Units, units_of
-from muninn.context import Context, batch_size, select, tensors
+from muninn.certify.units import Episodes, Outcome, UnitName, Units, units_of
+from muninn.context import Context, select, tensors
 from muninn.engines.choose import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.identity.comparison import differences
@@ -39,11 +39,10 @@ class Evaluation:
 
     Attributes:
         promise: :meth:`Certificate.promise`.
-        deviates: what counts as a violation, in words.
-        units: that were judged, ``what`` they are in words.
-        violations: units beyond the tolerance.
-        risk: share of them that was promised.
-        interval: 95% Wilson interval of the share of violations.
+        what: units that were judged, and what a violation of theirs is, in words.
+        units, violations: how many there were.
+        risk: share of violations that was promised.
+        interval: 95% Wilson interval of the share.
         p_value: exact, that the share is above the risk.
         deviation: quantiles over calls, ``p50``, ``p95``, ``p99`` and ``max``.
         evaluations: of the certified program, in the mean; full compute takes ``steps``.
@@ -54,8 +53,7 @@ class Evaluation:
     """
 
     promise: str
-    deviates: str
-    what: str
+    what: tuple[str, str]
     units: int
     violations: int
     risk: float
@@ -69,28 +67,22 @@ class Evaluation:
     seed: int
 
     @property
-    def share(self) -> float:
-        """Of units that violate."""
-        return self.violations / self.units
-
-    @property
     def kept(self) -> bool:
         """Whether these calls are compatible with the promise, at the level of 5%."""
         return self.p_value >= LEVEL
 
     def sentence(self) -> str:
         """The judgement in one plain sentence."""
-        low, high = self.interval
+        (low, high), (units, deviate) = self.interval, self.what
         return (
-            f"{'Kept' if self.kept else 'Not kept'}: {self.share:.1%} of {self.units} new "
-            f"{self.what} {self.deviates} ({self.violations}; 95% interval {low:.1%} to "
+            f"{'Kept' if self.kept else 'Not kept'}: {self.violations / self.units:.1%} of "
+            f"{self.units} new {units} {deviate} ({self.violations}; 95% interval {low:.1%} to "
             f"{high:.1%}), at most {self.risk:.1%} were promised (p = {self.p_value:.2g})."
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        judged = {"kept": self.kept, "sentence": self.sentence(), "share": self.share}
-        return {**judged, **asdict(self), "interval": list(self.interval)}
+        """Plain values, the judgement included."""
+        return {"kept": self.kept, "sentence": self.sentence(), **asdict(self)}
 
 
 def evaluate(
@@ -110,8 +102,7 @@ def evaluate(
     Args:
         planner: what is deployed.
         certificate: its certificate, or the path of the file.
-        contexts: as in :func:`muninn.calibrate`: contexts like those to come, which calibration
-            did not see; :class:`Episodes` for a closed-loop certificate; or a number of calls.
+        contexts: like those to come, and unseen by calibration; as in :func:`muninn.calibrate`.
         metric, tolerance: where they are functions: a certificate keeps their names only.
         reference, episode_of: what calibration was given.
         seed: of the noise; by default one more than that of the calibration.
@@ -127,113 +118,102 @@ def evaluate(
     fast = cache(planner, certificate)
     made = fast.certificate
     assert made is not None  # a mismatch is an error
-    if isinstance(contexts, Iterator):
-        contexts = gather(contexts)
     seed = made.seed + 1 if seed is None else whole("seed", seed)
-    _require_terms(made, contexts, metric, tolerance, reference, seed)
+    contexts = gather(contexts) if isinstance(contexts, Iterator) else contexts
+    _require_fresh(made, contexts, seed)
+    name, deviation = resolve(made.metric if metric is None else metric)
+    if name != made.metric:
+        raise InputError(f"the promise is in {made.metric}, got the metric {name}")
+    limit = made.tolerance if tolerance is None else tolerance
+    promised = made.tolerance_name if made.tolerance is None else made.tolerance
+    if limit is None or (metric_name(limit) if callable(limit) else limit) != promised:
+        raise InputError(f"the promise has the tolerance {promised}, got {limit}; pass that one")
+    truth = None if reference is None else reference.identity()
+    if found := differences("", {"reference": made.reference}, {"reference": truth}):
+        raise CertificateError(f"reference: {'; '.join(found)}; pass the one of calibration")
+    unit: UnitName = "call" if made.unit == "call" else "episode"
     units = units_of(
-        planner,
-        contexts,
-        metric=resolve(made.metric if metric is None else metric)[1],
-        tolerance=made.tolerance or tolerance or 0.0,
-        unit="call" if made.unit == "call" else "episode",
-        episode_of=episode_of,
-        seed=seed,
-        batch=made.batch_size,
-        reference=reference,
+        planner, contexts, deviation, limit, unit, episode_of, seed, made.batch_size, reference
     )
     needed = units_needed(made.risk, made.confidence or 0.95)
     if units.count < needed:
         raise InputError(
-            f"{units.count} {made.unit}s cannot judge a risk of {made.risk:g}: give at least "
+            f"{units.count} {unit}s cannot judge a risk of {made.risk:g}: give at least "
             f"{needed} new ones, fewer do not show it even without a violation"
         )
     seconds = _seconds(fast, made, units)
-    outcomes = []
+    outcomes: list[Outcome] = []
     with bars(progress) as task:
-        advance = task(f"evaluate {made.unit}s", units.count)
+        advance = task(f"evaluate {unit}s", units.count)
         for at in range(0, units.count, units.chunk):
             chunk = range(at, min(at + units.chunk, units.count))
             outcomes += units.measure(made.program, chunk)
             advance(len(chunk))
+    return _judged(made, units, outcomes, seconds, seed)
+
+
+def _judged(
+    made: Certificate, units: Units, outcomes: list[Outcome], seconds: dict[str, float], seed: int
+) -> Evaluation:
     violations = sum(outcome.excess > 1.0 for outcome in outcomes)
     deviation = np.concatenate([outcome.deviation for outcome in outcomes])
+    bounds = [made.bound(np.array(outcome.estimate)) for outcome in outcomes]
     covered = [
-        np.all(np.array(outcome.deviation) <= made.bound(np.array(outcome.estimate)))
-        for outcome in outcomes
+        np.all(outcome.deviation <= bound) for outcome, bound in zip(outcomes, bounds, strict=True)
     ]
+    marginal_units = made.counts["certify"] if made.confidence is None else None
     size = f"{made.tolerance_name}(context)" if made.tolerance is None else f"{made.tolerance:g}"
-    drawn = "episodes (one random call of each)" if made.loop == "closed" else "calls"
+    words = {"call": "calls", "episode": "episodes (worst call)"}[made.unit]
+    if (made.loop, made.unit) == ("closed", "call"):
+        words = "episodes (one random call of each)"
     return Evaluation(
         promise=made.promise(),
-        deviates=f"deviate from full compute by more than {size} ({made.metric})",
-        what=drawn if made.unit == "call" else "episodes (worst call)",
+        what=(words, f"deviate from full compute by more than {size} ({made.metric})"),
         units=units.count,
         violations=violations,
         risk=made.risk,
         interval=wilson(violations, units.count),
-        p_value=excess_p_value(
-            violations,
-            units.count,
-            made.risk,
-            made.counts["certify"] if made.confidence is None else None,
-        ),
-        deviation={f"p{q}": float(np.percentile(deviation, q)) for q in (50, 95, 99)}
-        | {"max": float(deviation.max())},
-        evaluations=float(np.mean(np.concatenate([each.evaluations for each in outcomes]))),
-        steps=len(planner.sampler),
+        p_value=excess_p_value(violations, units.count, made.risk, marginal_units),
+        deviation={
+            name: float(np.quantile(deviation, share))
+            for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items()
+        },
+        evaluations=float(np.concatenate([each.evaluations for each in outcomes]).mean()),
+        steps=made.identity["sampler"]["steps"],
         seconds=seconds,
         coverage=float(np.mean(covered)),
         seed=seed,
     )
 
 
-def _require_terms(
-    made: Certificate,
-    contexts: Context | Episodes | int,
-    metric: Metric | None,
-    tolerance: Tolerance | None,
-    reference: Planner | None,
-    seed: int,
-) -> None:
-    """Raise where something is not what the certificate was made with, or not fresh."""
-    if metric is not None and resolve(metric)[0] != made.metric:
-        raise InputError(f"the promise is in {made.metric}, got the metric {resolve(metric)[0]}")
-    if made.tolerance is None and (
-        not callable(tolerance) or metric_name(tolerance) != made.tolerance_name
-    ):
-        raise InputError(f"the tolerance is a function: pass tolerance={made.tolerance_name}")
-    truth = None if reference is None else reference.identity()
-    if found := differences("", {"reference": made.reference}, {"reference": truth}):
-        raise CertificateError(f"reference: {'; '.join(found)}; pass the one of calibration")
+def _require_fresh(made: Certificate, contexts: Context | Episodes | int, seed: int) -> None:
+    """Raise InputError where calls are of another kind than calibrated, or the calibrated ones."""
     if isinstance(contexts, Episodes) != (made.loop == "closed"):
         wanted = "muninn.Episodes" if made.loop == "closed" else "contexts, or a number of calls"
         raise InputError(f"this is a certificate of the {made.loop} loop: give {wanted}")
     if seed == made.seed:
         raise InputError(f"seed {seed} is that of the calibration; take another for fresh calls")
-    if _calibrated(made, contexts):
+    if made.questions is None or isinstance(contexts, Episodes | int):
+        return
+    asked, given = made.questions, dict(tensors(contexts))
+    # The questions hold the first and the last calibrated context.
+    held = dict(tensors(restore(asked.context, asked.arrays, torch.device("cpu"))))
+    rows = {len(values) for values in given.values()}
+    if len(rows) != 1 or any(
+        len(held.get(path, ())) != 2 or held[path].shape[1:] != values.shape[1:]
+        for path, values in given.items()
+    ):
+        return
+    same = torch.ones(2, rows.pop(), dtype=torch.bool)
+    for path, values in given.items():
+        for place in (0, 1):
+            same[place] &= (values.cpu() == held[path][place]).flatten(1).all(dim=1)
+    # Contexts of few kinds are met again by chance, but then more than once.
+    if (same.sum(dim=1) == 1).all() and not (same[0] & same[1]).any():
         raise InputError(
             "these contexts were calibrated on: the certificate holds the first and the last of "
             "them. Only new contexts can judge it"
         )
-
-
-def _calibrated(made: Certificate, contexts: Context | Episodes | int) -> bool:
-    """Whether both calibrated contexts that a certificate holds are rows of the given ones."""
-    if made.questions is None or isinstance(contexts, Episodes | int):
-        return False
-    stored = restore(made.questions.context, made.questions.arrays, torch.device("cpu"))
-    held, given = dict(tensors(stored)), dict(tensors(contexts))
-    if batch_size(stored) != 2 or {k: v.shape[1:] for k, v in held.items()} != {
-        k: v.shape[1:] for k, v in given.items()
-    }:
-        return False
-    same = torch.ones(2, batch_size(contexts) or 0, dtype=torch.bool)
-    for path, rows in given.items():
-        for place in (0, 1):
-            same[place] &= (rows.cpu() == held[path][place]).flatten(1).all(dim=1)
-    # Contexts of few kinds are met again by chance, and then often.
-    return bool((same.sum(dim=1) == 1).all()) and not bool((same[0] & same[1]).any())
 
 
 def _seconds(fast: CachedPlanner, made: Certificate, units: Units) -> dict[str, float]:
@@ -242,17 +222,16 @@ def _seconds(fast: CachedPlanner, made: Certificate, units: Units) -> dict[str, 
     Raises:
         CertificateError: calls like these do not fit the certificate.
     """
-    full = runtime_for(fast.planner, made.family.member(0))
+    turns = [("full", runtime_for(fast.planner, made.family.member(0))), ("certified", fast)]
+    times: dict[str, list[float]] = {name: [] for name, _ in turns}
     context, noise = units.examples(TIMED + 1)
-    device = fast.planner.device
-    times: dict[str, list[float]] = {"full": [], "certified": []}
     for row in range(TIMED + 1):
         one, drawn = select(context, torch.tensor([row])), noise.select(slice(row, row + 1))
-        turns = [("certified", fast), ("full", full)]
-        for name, run in turns if row % 2 else turns[::-1]:
+        for name, run in turns:
             began = time.perf_counter()
             run(one, noise=drawn)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            if fast.planner.device.type == "cuda":
+                torch.cuda.synchronize(fast.planner.device)
             times[name].append(time.perf_counter() - began)
+        turns.reverse()
     return {name: statistics.median(spent[1:]) for name, spent in times.items()}

@@ -18,14 +18,17 @@ from muninn.errors import InputError, MuninnError
 from muninn.model.planner import Planner
 
 
-def load(target: str) -> tuple[Planner, Context | Episodes | int]:
-    """What the function of a file returns; the file's folder becomes importable, as in a script.
+def load(target: str) -> tuple[Planner, Context | Episodes | int, Path]:
+    """What the function of a file returns, and the file; its folder is importable from then on.
 
     Raises:
         InputError: there is no such file or function, it fails (the message names the line), or
             it returns something else than ``(planner, contexts)``.
     """
-    path, name = file_of(target), target.rpartition(":")[2]
+    file, _, name = target.rpartition(":")
+    if not (file.endswith(".py") and name.isidentifier()):
+        raise InputError(f"{target!r} names no function of a file; write my_policy.py:function")
+    path = Path(file).resolve()
     if not path.is_file():
         raise InputError(f"{path}: no such file; give the path of a Python file and a function")
     known = sys.modules.get(path.stem)
@@ -53,19 +56,7 @@ def load(target: str) -> tuple[Planner, Context | Episodes | int]:
             f"{name}() returned {', '.join(kinds)}; it must return (planner, contexts): a "
             "muninn.Planner, and tensors (calls, ...), muninn.Episodes or a number of calls"
         )
-    return made
-
-
-def file_of(target: str) -> Path:
-    """The file of a target.
-
-    Raises:
-        InputError: it names no function.
-    """
-    file, _, name = target.rpartition(":")
-    if not (file.endswith(".py") and name.isidentifier()):
-        raise InputError(f"{target!r} names no function of a file; write my_policy.py:function")
-    return Path(file).resolve()
+    return *made, path
 
 
 @contextmanager

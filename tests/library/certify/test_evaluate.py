@@ -66,7 +66,7 @@ def test_a_true_promise_is_kept_and_told_in_the_words_of_the_certificate(
 ) -> None:
     assert 0 < issued.member < len(FAMILY) - 1  # neither end decides what follows
     assert judged.kept
-    assert judged.share <= issued.risk
+    assert judged.violations <= issued.risk * judged.units
     assert judged.promise == issued.promise()
     told = judged.sentence()
     assert told.startswith("Kept: ") and "of 400 new calls deviate from full compute by" in told
@@ -150,13 +150,16 @@ def test_functions_of_the_user_are_asked_for_by_name(issued: Certificate) -> Non
         return torch.full((len(context),), TOLERANCE)
 
     named = replace(issued, tolerance=None, tolerance_name=limit.__qualname__, metric="own")
-    with pytest.raises(InputError, match="the tolerance is a function: pass tolerance="):
-        evaluate(planner(), named, contexts(60, 2))
     with pytest.raises(InputError, match=r"unknown metric 'own'.*pass a callable"):
         evaluate(planner(), named, contexts(60, 2), tolerance=limit)
     with pytest.raises(InputError, match="promise is in own, got the metric rms_step"):
         evaluate(planner(), named, contexts(60, 2), tolerance=limit, metric=rms_step)
     named = replace(named, metric="rms_step")
+    for wrong in (None, TOLERANCE, rms_step):
+        with pytest.raises(InputError, match=r"tolerance test_func.*limit, got .*pass that one"):
+            evaluate(planner(), named, contexts(60, 2), tolerance=wrong)
+    with pytest.raises(InputError, match=r"tolerance 0\.1, got 0\.2; pass that one"):
+        evaluate(planner(), issued, contexts(60, 2), tolerance=0.2)
     found = evaluate(planner(), named, contexts(60, 2), tolerance=limit, progress=False)
     assert "limit(context) (rms_step)" in found.sentence()
 
@@ -195,7 +198,7 @@ def test_an_evaluation_is_written_as_plain_values(
 ) -> None:
     again = json.loads(json.dumps(judged.to_json()))
     assert again["kept"] is True and again["sentence"] == judged.sentence()
-    assert again["interval"] == list(judged.interval)
+    assert again["units"] == 400
     path = issued.save(tmp_path / "c.safetensors")
     from_file = muninn.evaluate(planner(), path, contexts(400, 2), progress=False)
     assert replace(from_file, seconds=judged.seconds) == judged
