@@ -20,7 +20,7 @@ from muninn.certify.examine import CALLS, Examined, examine, require_eval
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
 from muninn.certify.risk import require_risk, require_units, units_needed
-from muninn.certify.scan import Measuring, Scan
+from muninn.certify.scan import Measuring, Scan, other_answers
 from muninn.certify.tune import Objective, tune_family
 from muninn.certify.units import Episodes, UnitName, Units, units_of
 from muninn.context import Context
@@ -201,12 +201,8 @@ def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Jo
         journal.put(f"examined/{name}", [examined.to_json(), units.form, code()])
         return examined
     examined, units.form = Examined.from_json(stored[0]), stored[1]
-    other = None if stored[2] == code() else "its code or condition differs"
-    if examined.questions is not None:
-        in_force = arithmetic(planner.device)
-        other = other or examined.questions.difference(
-            planner.denoiser, planner.condition, planner.device, in_force
-        )
+    known = stored[2] == code()
+    other = other_answers(planner, examined.questions) if known else "its code or condition differs"
     if other is not None:
         raise CalibrationError(
             f"the journal belongs to another calibration: the {name}'s network is another one, "

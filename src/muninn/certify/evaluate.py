@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,8 @@ def _seconds(fast: CachedPlanner, made: Certificate, units: Units) -> dict[str, 
     Raises:
         CertificateError: calls like these do not fit the certificate.
     """
-    turns = [("full", runtime_for(fast.planner, made.family.member(0))), ("certified", fast)]
+    full = runtime_for(fast.planner, made.family.member(0))
+    turns: list[tuple[str, Callable[..., object]]] = [("full", full), ("certified", fast)]
     times: dict[str, list[float]] = {name: [] for name, _ in turns}
     context, noise = units.examples(TIMED + 1)
     for row in range(TIMED + 1):

@@ -26,6 +26,14 @@ from muninn.programs.plan import Family, Program
 from muninn.progress import Task
 
 
+def other_answers(planner: Planner, asked: Questions | None) -> str | None:
+    """How a network answers otherwise than it did, in the arithmetic in force, or None."""
+    if asked is None:
+        return None
+    in_force = arithmetic(planner.device)
+    return asked.difference(planner.denoiser, planner.condition, planner.device, in_force)
+
+
 @dataclass
 class Measuring:
     """Measures chunks of units, here or in another process that computes the same.
@@ -68,11 +76,8 @@ class Measuring:
         vars(self).update(state)
         other = [name for name, value in self._marks().items() if value != marks[name]]
         for planner, asked in self.networks:
-            if asked is not None and not other:
-                found = asked.difference(
-                    planner.denoiser, planner.condition, planner.device, arithmetic(planner.device)
-                )
-                other += [] if found is None else [f"network: {found}"]
+            if not other and (found := other_answers(planner, asked)) is not None:
+                other.append(f"network: {found}")
         if other:
             raise InputError(
                 f"a worker process computes otherwise than this one ({'; '.join(other)}): settings "
