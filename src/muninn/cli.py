@@ -164,10 +164,7 @@ def _page(run: dict[str, Any]) -> str:
         "seed": run["seed"],
     }
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
-    return (
-        f"# Is the promise kept?\n\n**{run['sentence']}**\n\nPromise: {run['promise']}\n\n"
-        f"| | |\n|---|---|\n{table}"
-    )
+    return f"# Is the promise kept?\n\n{run['sentence']}\n\n| | |\n|---|---|\n{table}"
 
 
 def _read(path: Path, what: str, make: Callable[[Any], Made]) -> Made:

@@ -185,7 +185,7 @@ def test_a_users_policy_is_calibrated_evaluated_and_reported(muninn_command: Com
     assert code == 0 and "Kept: " in said and "of 60 new calls" in said
     assert json.loads(Path("r.json").read_text())["kept"] is True
     code, again = muninn_command("report", "r.json")
-    assert code == 0 and again == said and f"Promise: {made.promise()}" in again
+    assert code == 0 and again == said and made.promise() in again
     assert muninn_command("report", "r.json", "--out", "r.md")[0] == 0
     assert Path("r.md").read_text().strip() == said.strip()
     code, said = muninn_command("evaluate", "my_policy.py:policy", "a.muninn")

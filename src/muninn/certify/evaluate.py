@@ -39,8 +39,8 @@ class Evaluation:
 
     Attributes:
         promise: :meth:`Certificate.promise`.
-        what: units that were judged, and what a violation of theirs is, in words.
-        units, violations: how many there were.
+        unit: ``call`` or ``episode``.
+        units, violations: how many were judged, and how many went beyond the tolerance.
         risk: share of violations that was promised.
         interval: 95% Wilson interval of the share.
         p_value: exact, that the share is above the risk.
@@ -53,7 +53,7 @@ class Evaluation:
     """
 
     promise: str
-    what: tuple[str, str]
+    unit: str
     units: int
     violations: int
     risk: float
@@ -73,11 +73,11 @@ class Evaluation:
 
     def sentence(self) -> str:
         """The judgement in one plain sentence."""
-        (low, high), (units, deviate) = self.interval, self.what
+        share, (low, high) = self.violations / self.units, self.interval
         return (
-            f"{'Kept' if self.kept else 'Not kept'}: {self.violations / self.units:.1%} of "
-            f"{self.units} new {units} {deviate} ({self.violations}; 95% interval {low:.1%} to "
-            f"{high:.1%}), at most {self.risk:.1%} were promised (p = {self.p_value:.2g})."
+            f"{'Kept' if self.kept else 'Not kept'}: {self.violations} of {self.units} new "
+            f"{self.unit}s went beyond the tolerance ({share:.1%}, 95% interval {low:.1%} to "
+            f"{high:.1%}, p = {self.p_value:.2g}), and the promise was: {self.promise}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -162,13 +162,9 @@ def _judged(
         np.all(outcome.deviation <= bound) for outcome, bound in zip(outcomes, bounds, strict=True)
     ]
     marginal_units = made.counts["certify"] if made.confidence is None else None
-    size = f"{made.tolerance_name}(context)" if made.tolerance is None else f"{made.tolerance:g}"
-    words = {"call": "calls", "episode": "episodes (worst call)"}[made.unit]
-    if (made.loop, made.unit) == ("closed", "call"):
-        words = "episodes (one random call of each)"
     return Evaluation(
         promise=made.promise(),
-        what=(words, f"deviate from full compute by more than {size} ({made.metric})"),
+        unit=made.unit,
         units=units.count,
         violations=violations,
         risk=made.risk,
