@@ -66,50 +66,47 @@ class Outcome:
         return max(d / t for d, t in zip(self.deviation, self.tolerance, strict=True))
 
 
+@dataclass(eq=False)
 class OpenLoop:
     """Units made of given contexts: single calls, or episodes of recorded calls."""
 
+    paired: PairedCalls
+    tolerance: Tolerance
+    unit: UnitName
+    episode_of: Sequence[int] | None
     loop: ClassVar[str] = "open"
 
-    def __init__(
-        self,
-        paired: PairedCalls,
-        tolerance: Tolerance,
-        unit: UnitName,
-        episode_of: Sequence[int] | None,
-    ) -> None:
-        if unit == "episode":
-            if episode_of is None or len(episode_of) != paired.count:
-                raise InputError(
-                    "unit='episode' with given contexts needs episode_of, one episode number per "
-                    f"call ({paired.count} calls)"
-                )
-            labels = np.asarray(episode_of)
-            self._calls = [np.flatnonzero(labels == e).tolist() for e in np.unique(labels)]
-        else:
-            if episode_of is not None:
-                # A random call of each episode: calls inside one episode are not exchangeable.
-                raise InputError(
-                    "unit='call' takes independent calls; for calls recorded in episodes use "
-                    "unit='episode', or keep one random call of each episode"
-                )
-            self._calls = [[call] for call in range(paired.count)]
-        self._paired = paired
-        self._tolerance = tolerance
-        self.form: dict[str, Any] | None = form(paired.context)
+    def __post_init__(self) -> None:
+        count, labels = self.paired.count, self.episode_of
+        if self.unit == "episode" and (labels is None or len(labels) != count):
+            raise InputError(
+                "unit='episode' with given contexts needs episode_of, one episode number per call "
+                f"({count} calls)"
+            )
+        if self.unit == "call" and labels is not None:
+            # A random call of each episode: calls inside one episode are not exchangeable.
+            raise InputError(
+                "unit='call' takes independent calls; for calls recorded in episodes use "
+                "unit='episode', or keep one random call of each episode"
+            )
+        self._calls = [[call] for call in range(count)]
+        if labels is not None:
+            of = np.asarray(labels)
+            self._calls = [np.flatnonzero(of == label).tolist() for label in np.unique(of)]
+        self.form: dict[str, Any] | None = form(self.paired.context)
         self.count = len(self._calls)
-        self.chunk = max(1, paired.batch // max(len(calls) for calls in self._calls))
+        self.chunk = max(1, self.paired.batch // max(len(calls) for calls in self._calls))
 
     @property
     def known(self) -> dict[int, Tensor]:
         """Full trajectories, as far as they were computed."""
-        return self._paired.known
+        return self.paired.known
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
         """Outcomes of some units, in order, their calls run in batches."""
         calls = [call for unit in units for call in self._calls[unit]]
-        measured = self._paired.measure_in_batches(program, calls)
-        tolerance = self._paired.tolerance(self._tolerance, calls)
+        measured = self.paired.measure_in_batches(program, calls)
+        tolerance = self.paired.tolerance(self.tolerance, calls)
         ends = np.cumsum([len(self._calls[unit]) for unit in units])[:-1]
         arrays = measured.deviation, tolerance, measured.estimate, measured.evaluations
         of_units = zip(*(np.split(values, ends) for values in arrays), strict=True)
@@ -118,12 +115,12 @@ class OpenLoop:
     def identity(self) -> dict[str, Any]:
         """Content of the calls, JSON-ready, for the journal."""
         grouping = hashlib.sha256(repr(self._calls).encode()).hexdigest()[:16]
-        calls = digest(self._paired.context, "the context")
+        calls = digest(self.paired.context, "the context")
         return {"calls": calls, "count": self.count, "units": grouping}
 
     def examples(self, count: int) -> tuple[Context, Noise]:
         """Contexts spread over all calls, with noise of their own, to examine the planner."""
-        paired = self._paired
+        paired = self.paired
         places = np.linspace(0, paired.count - 1, count).round().astype(int).tolist()
         seeds = [call_seed(paired.seed, 2, place) for place in range(count)]
         return paired.contexts(places), paired.planner.draw_noise(seeds=seeds)
@@ -131,7 +128,7 @@ class OpenLoop:
     def for_tuning(self, units: Sequence[int]) -> PairedCalls:
         """The calls of the tuning units, with noise of their own."""
         calls = [call for unit in units for call in self._calls[unit]]
-        return self._paired.part(calls, call_seed(self._paired.seed, 1))
+        return self.paired.part(calls, call_seed(self.paired.seed, 1))
 
 
 @dataclass(eq=False)
