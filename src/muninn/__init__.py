@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from muninn.certify.cached import CachedPlanner, cache
     from muninn.certify.calibrate import calibrate
     from muninn.certify.certificate import Certificate
+    from muninn.certify.evaluate import evaluate
     from muninn.certify.tune import tune
     from muninn.certify.units import Episodes
     from muninn.errors import MuninnError
@@ -23,30 +24,26 @@ if TYPE_CHECKING:
     from muninn.monitor.monitored import Monitored
     from muninn.record import Record
 
-_HOME = {
-    "CachedPlanner": "certify.cached",
-    "Certificate": "certify.certificate",
-    "Episodes": "certify.units",
-    "Escalation": "loop.escalation",
-    "Fleet": "monitor.fleet",
-    "Monitor": "monitor.monitor",
-    "Monitored": "monitor.monitored",
-    "MuninnError": "errors",
-    "Observation": "loop.supervisor",
-    "Planner": "model.planner",
-    "Record": "record",
-    "Schedule": "model.schedule",
-    "Supervisor": "loop.supervisor",
-    "cache": "certify.cached",
-    "calibrate": "certify.calibrate",
-    "ddim": "model.solvers",
-    "ddpm": "model.solvers",
-    "disable_cache": "adapters",
-    "enable_cache": "adapters",
-    "euler": "model.solvers",
-    "is_cache_enabled": "adapters",
-    "tune": "certify.tune",
+_HOMES = {
+    "adapters": ("disable_cache", "enable_cache", "is_cache_enabled"),
+    "certify.cached": ("CachedPlanner", "cache"),
+    "certify.calibrate": ("calibrate",),
+    "certify.certificate": ("Certificate",),
+    "certify.evaluate": ("evaluate",),
+    "certify.tune": ("tune",),
+    "certify.units": ("Episodes",),
+    "errors": ("MuninnError",),
+    "loop.escalation": ("Escalation",),
+    "loop.supervisor": ("Observation", "Supervisor"),
+    "model.planner": ("Planner",),
+    "model.schedule": ("Schedule",),
+    "model.solvers": ("ddim", "ddpm", "euler"),
+    "monitor.fleet": ("Fleet",),
+    "monitor.monitor": ("Monitor",),
+    "monitor.monitored": ("Monitored",),
+    "record": ("Record",),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CachedPlanner",
@@ -69,6 +66,7 @@ __all__ = [
     "disable_cache",
     "enable_cache",
     "euler",
+    "evaluate",
     "is_cache_enabled",
     "tune",
 ]

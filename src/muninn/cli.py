@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
-from muninn.errors import MuninnError
+from muninn.errors import InputError, MuninnError
 
 console = Console()
 app = typer.Typer(
@@ -18,10 +21,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-
-@app.callback()
-def _commands() -> None:
-    """Typer runs an app of one command without its name; this keeps the name."""
+Made = TypeVar("Made")
+Target = Annotated[
+    str,
+    typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns (planner, contexts)."),
+]
+File = Annotated[Path, typer.Argument(help="Certificate file.")]
+Out = Annotated[Path | None, typer.Option(help="File to write.")]
 
 
 def main() -> None:
@@ -29,17 +35,150 @@ def main() -> None:
     try:
         app()
     except (MuninnError, OSError) as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False)
+        console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
 @app.command()
-def inspect(certificate: Annotated[Path, typer.Argument(help="Certificate file.")]) -> None:
+def inspect(certificate: File) -> None:
     """Print a certificate for a person."""
     from muninn.certify.certificate import Certificate
     from muninn.certify.describe import print_certificate
 
     print_certificate(console, Certificate.load(certificate))
+
+
+@app.command()
+def calibrate(
+    target: Target,
+    out: File,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest acceptable deviation, in the metric. Required.")
+    ] = None,
+    risk: Annotated[float, typer.Option(help="Share of calls that may exceed it.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="That the risk is kept.")] = 0.95,
+    metric: Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")] = "rms_step",
+    calls: Annotated[int | None, typer.Option(help="Take the first so many contexts.")] = None,
+    seed: Annotated[int, typer.Option(help="Of splits and noise.")] = 0,
+    batch_size: Annotated[int, typer.Option(help="Calls run together.")] = 32,
+    family: Annotated[Path | None, typer.Option(help="Family to certify, untuned.")] = None,
+    save_family: Annotated[Path | None, typer.Option(help="Write the family here.")] = None,
+    workers: Annotated[int, typer.Option(help="Processes that measure.")] = 1,
+) -> None:
+    """Certify the cheapest program of a planner that keeps a promise."""
+    for path in (out, save_family):
+        _require_free(path)
+    if tolerance is None:
+        raise InputError(
+            "--tolerance is missing: the largest deviation that is acceptable, in units of the "
+            "metric; there is no default"
+        )
+    from muninn.certify.calibrate import calibrate as certify
+    from muninn.certify.describe import print_certificate
+    from muninn.certify.target import blamed, load, some
+    from muninn.files import write_whole
+    from muninn.parallel import Inline, Processes
+    from muninn.programs.plan import Family
+
+    planner, contexts, file = load(target)
+    frozen = None if family is None else _read(family, "family", Family.from_json)
+    journal = out.with_name(out.name + ".journal")
+    begun = journal.exists()
+    try:
+        with Processes(workers) if workers > 1 else Inline() as chosen, blamed(file):
+            certificate = certify(
+                planner,
+                some(contexts, calls),
+                tolerance=tolerance,
+                risk=risk,
+                confidence=confidence,
+                metric=metric,
+                family=frozen,
+                seed=seed,
+                batch_size=batch_size,
+                resume=journal,
+                workers=chosen,
+                progress=console.is_terminal,
+            )
+    except InputError:
+        if not begun:  # whatever is mended makes another calibration
+            journal.unlink(missing_ok=True)
+        raise
+    except KeyboardInterrupt:
+        console.print(f"interrupted; run the same command to go on ({journal})", soft_wrap=True)
+        raise typer.Exit(130) from None
+    if save_family is not None:
+        write_whole(save_family, json.dumps(certificate.family.to_json(), indent=1) + "\n")
+    certificate.save(out)
+    journal.unlink()
+    print_certificate(console, certificate)
+
+
+@app.command()
+def evaluate(
+    target: Target,
+    certificate: File,
+    calls: Annotated[int | None, typer.Option(help="Take the last so many contexts.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the noise.")] = None,
+    out: Out = None,
+) -> None:
+    """Judge a certificate by fresh calls; exit code 1 says that it is not kept."""
+    _require_free(out)
+    from muninn.certify.evaluate import evaluate as judge
+    from muninn.certify.target import blamed, load, some
+    from muninn.files import write_whole
+
+    planner, contexts, file = load(target)
+    with blamed(file):
+        fresh = some(contexts, calls, last=True)
+        found = judge(planner, certificate, fresh, seed=seed, progress=console.is_terminal)
+    console.print(escape(_page(found.to_json())), highlight=False, soft_wrap=True)
+    if out is not None:
+        write_whole(out, json.dumps(found.to_json(), indent=1) + "\n")
+    raise typer.Exit(0 if found.kept else 1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="What `muninn evaluate --out` wrote.")],
+    out: Out = None,
+) -> None:
+    """Write a page of Markdown from an evaluation."""
+    _require_free(out)
+    page = _read(run, "evaluation of `muninn evaluate --out`", _page)
+    if out is None:
+        console.print(escape(page), highlight=False, soft_wrap=True)
+    else:
+        out.write_text(page)
+
+
+def _page(run: dict[str, Any]) -> str:
+    """An evaluation in Markdown."""
+    seconds, deviation = run["seconds"], run["deviation"]
+    rows = {
+        "denoiser evaluations per call": f"{run['evaluations']:.1f} of {run['steps']}",
+        "median time of a call": f"{1e3 * seconds['certified']:.2f} ms, full compute "
+        f"{1e3 * seconds['full']:.2f} ms ({seconds['full'] / seconds['certified']:.1f}x)",
+        "deviation": ", ".join(f"{name} {value:.4g}" for name, value in deviation.items()),
+        "within the per-call bound": f"{run['coverage']:.1%} ({1 - run['risk']:.1%} promised)",
+        "seed": run["seed"],
+    }
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    return f"# Is the promise kept?\n\n{run['sentence']}\n\n| | |\n|---|---|\n{table}"
+
+
+def _read(path: Path, what: str, make: Callable[[Any], Made]) -> Made:
+    try:
+        return make(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} holds no {what} ({type(error).__name__}: {error})") from error
+
+
+def _require_free(path: Path | None) -> None:
+    if path is not None and path.exists():
+        raise InputError(f"{path} exists; choose another name, or delete it first")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: its folder does not exist; make it first")
 
 
 if __name__ == "__main__":

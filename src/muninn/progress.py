@@ -9,32 +9,23 @@ Advance = Callable[[int], None]
 Task = Callable[[str, int], Advance]
 
 
+def silent(steps: int) -> None:
+    """Tell nobody."""
+
+
 @contextmanager
 def bars(show: bool) -> Iterator[Task]:
     """Yields ``task(description, total) -> advance(steps)``; one bar per task."""
     if not show:
-        yield lambda description, total: lambda steps: None
+        yield lambda description, total: silent
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    with Progress(
-        TextColumn("{task.description:<34}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        refresh_per_second=4,
-    ) as progress:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, refresh_per_second=4) as progress:
 
         def task(description: str, total: int) -> Advance:
-            identifier = progress.add_task(description, total=total)
+            identifier = progress.add_task(f"{description:<34}", total=total)
             return lambda steps: progress.advance(identifier, steps)
 
         yield task

@@ -71,6 +71,7 @@ class TableUnits:
     def __init__(self, excess: FloatArray, family: Family, chunk: int) -> None:
         self.count = len(excess)
         self.chunk = chunk
+        self.known: dict[int, Tensor] = {}
         self.measured: list[tuple[int, int]] = []
         self._excess = excess
         self._programs = [family.member(member) for member in range(len(family))]

@@ -1,18 +1,23 @@
-"""The command line on small things: help, errors in one line, inspect."""
+"""The command line: help, errors in one line, and every command on a file of a new user."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
 import muninn
 from analytic import mixture_planner
+from muninn.certify.scan import Scan
 from muninn.certify.unchecked import UNCHECKED
-from muninn.cli import app
+from muninn.cli import app, main
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
 from muninn.programs.forecast import Forecast
@@ -35,7 +40,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_command_explains_itself() -> None:
     runner = CliRunner()
     listing = runner.invoke(app, ["--help"]).output
-    for command in ("inspect",):
+    for command in ("inspect", "calibrate", "evaluate", "report"):
         assert command in listing
         assert runner.invoke(app, [command, "--help"]).exit_code == 0
 
@@ -74,3 +79,220 @@ def test_importing_muninn_needs_no_extra() -> None:
         [sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+# -- a file as a new user writes it --------------------------------------------------------------
+
+POLICY = """
+import torch
+import muninn
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(8 * 2 + 3 + 1, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8 * 2)
+        )
+
+    def forward(self, x, timestep, context):
+        inputs = torch.cat([x.flatten(1), context, timestep[:, None] / 10], dim=1)
+        return self.layers(inputs).view_as(x)
+
+
+def planner(train=False):
+    torch.manual_seed(0)
+    network = Network().train(train)
+    sampler = muninn.ddim(muninn.Schedule.cosine(10), kind="sample")
+    return muninn.Planner(network, sampler, shape=(8, 2))
+
+
+def policy():
+    return planner(), torch.randn(150, 3, generator=torch.Generator().manual_seed(1))
+
+
+def held_out():
+    return planner(), torch.randn(60, 3, generator=torch.Generator().manual_seed(2))
+
+
+def endless():
+    generator = torch.Generator().manual_seed(3)
+    return planner(), iter(lambda: torch.randn(7, 3, generator=generator), None)
+
+
+def training():
+    return planner(train=True), torch.randn(150, 3)
+
+
+def unbatched():
+    return planner(), torch.randn(150)
+
+
+def few():
+    return planner(), torch.randn(20, 3)
+
+
+def other_size():
+    return planner(), torch.randn(150, 4)
+
+
+def alone():
+    return planner()
+
+
+def broken():
+    return planner(), torch.randn(150, 3) @ torch.zeros(4)
+"""
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def muninn_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """The command line in a folder with the user's file: exit code, and what it prints."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    Path("my_policy.py").write_text(POLICY)
+
+    def command(*arguments: str) -> tuple[int, str]:
+        monkeypatch.delitem(sys.modules, "my_policy", raising=False)
+        monkeypatch.setattr(sys, "argv", ["muninn", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        return (code if isinstance(code, int) else 0), capsys.readouterr().out
+
+    return command
+
+
+SETTINGS = ("--tolerance", "0.02", "--risk", "0.1")
+
+
+def test_a_users_policy_is_calibrated_evaluated_and_reported(muninn_command: Command) -> None:
+    code, said = muninn_command("calibrate", "my_policy.py:policy", "a.muninn", *SETTINGS)
+    assert code == 0 and "At most 10.0% of new calls deviate" in " ".join(said.split())
+    made = muninn.Certificate.load("a.muninn")
+    assert made.member > 0
+    assert sorted(path.name for path in Path().iterdir() if path.is_file()) == [
+        "a.muninn", "my_policy.py",
+    ]  # fmt: skip
+    code, said = muninn_command("inspect", "a.muninn")
+    assert code == 0 and "ddim" in said
+    code, said = muninn_command("evaluate", "my_policy.py:held_out", "a.muninn", "--out", "r.json")
+    assert code == 0 and "Kept: " in said and "of 60 new calls" in said
+    assert json.loads(Path("r.json").read_text())["kept"] is True
+    code, again = muninn_command("report", "r.json")
+    assert code == 0 and again == said and made.promise() in again
+    assert muninn_command("report", "r.json", "--out", "r.md")[0] == 0
+    assert Path("r.md").read_text().strip() == said.strip()
+    code, said = muninn_command("evaluate", "my_policy.py:policy", "a.muninn")
+    assert code == 2 and "these contexts were calibrated on" in said
+
+
+def test_a_broken_promise_ends_with_code_1(muninn_command: Command) -> None:
+    assert muninn_command("calibrate", "my_policy.py:policy", "a.muninn", *SETTINGS)[0] == 0
+    made = muninn.Certificate.load("a.muninn")
+    replace(made, tolerance=1e-6).save("false.muninn")
+    code, said = muninn_command("evaluate", "my_policy.py:held_out", "false.muninn")
+    assert code == 1 and "Not kept: " in said
+
+
+def test_options_reach_the_verb_and_a_family_is_certified_again(muninn_command: Command) -> None:
+    wanted = ("--metric", "executed:4", "--calls", "120", "--seed", "3", "--confidence", "0.9")
+    code, _ = muninn_command(
+        "calibrate", "my_policy.py:endless", "a", *SETTINGS, *wanted, "--save-family", "f.json"
+    )
+    made = muninn.Certificate.load("a")
+    assert code == 0 and sum(made.counts.values()) == 120
+    assert (made.metric, made.seed, made.confidence) == ("executed:4:max_step", 3, 0.9)
+    again = ("calibrate", "my_policy.py:policy", "b", *SETTINGS, "--family", "f.json")
+    assert muninn_command(*again, "--workers", "2")[0] == 0
+    assert muninn.Certificate.load("b").family == made.family
+    assert muninn.Certificate.load("b").counts["tune"] == 0
+
+
+def test_an_interrupted_calibration_goes_on_when_the_command_is_run_again(
+    muninn_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("calibrate", "my_policy.py:policy", "a", *SETTINGS)
+    assert muninn_command(*command[:2], "straight", *SETTINGS)[0] == 0
+
+    def interrupted(*arguments: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(Scan, "bound", interrupted)
+        code, said = muninn_command(*command)
+    assert code == 130 and "run the same command to go on (a.journal)" in said
+    assert "certify/1/" in Path("a.journal").read_text() and not Path("a").exists()
+    code, said = muninn_command(*command, "--seed", "1")
+    assert code == 2 and "a.journal belongs to another calibration: other settings" in said
+    assert muninn_command(*command)[0] == 0
+    assert Path("a").read_bytes() == Path("straight").read_bytes()
+    assert not Path("a.journal").exists()
+
+
+CALIBRATE = ("calibrate", "my_policy.py:policy", "out")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("calibrate", "nowhere.py:policy", "out", *SETTINGS), "nowhere.py: no such file"),
+        (("calibrate", "my_policy.py", "out", *SETTINGS), "write my_policy.py:function"),
+        (("calibrate", "my_policy.py:polcy", "out", *SETTINGS),
+         "no function 'polcy'; it has planner, policy, held_out"),
+        (("calibrate", "my_policy.py:broken", "out", *SETTINGS),
+         "my_policy.py, line 59: RuntimeError: size mismatch"),
+        (("calibrate", "my_policy.py:other_size", "out", *SETTINGS),
+         "my_policy.py, line 15: RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        (("calibrate", "my_policy.py:alone", "out", *SETTINGS), "must return (planner, contexts)"),
+        (("calibrate", "my_policy.py:unbatched", "out", *SETTINGS),
+         "have one dimension; the first counts calls: give context[None]"),
+        (("calibrate", "my_policy.py:few", "out", *SETTINGS), "too few for risk 0.1 at confidence"),
+        (("calibrate", "my_policy.py:training", "out", *SETTINGS), "call .eval() on it first"),
+        (("calibrate", "my_policy.py:endless", "out", *SETTINGS), "say --calls N"),
+        ((*CALIBRATE, *SETTINGS, "--calls", "151"), "--calls 151: the function returned 150"),
+        ((*CALIBRATE, *SETTINGS, "--metric", "l2"), "unknown metric 'l2'; choose from rms_step"),
+        ((*CALIBRATE, "--tolerance", "0"), "tolerance must be a finite number above 0"),
+        (CALIBRATE, "--tolerance is missing"),
+        ((*CALIBRATE[:2], "my_policy.py", *SETTINGS), "my_policy.py exists; choose another name"),
+        ((*CALIBRATE[:2], "no/out", *SETTINGS), "no/out: its folder does not exist; make it"),
+        ((*CALIBRATE, *SETTINGS, "--family", "my_policy.py"), "my_policy.py holds no family"),
+        (("evaluate", "my_policy.py:policy", "none.muninn"), "no such file; calibrate first"),
+        (("report", "my_policy.py"), "holds no evaluation"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_a_new_user_are_one_line_that_says_what_to_do(
+    muninn_command: Command, arguments: tuple[str, ...], message: str
+) -> None:
+    code, said = muninn_command(*arguments)
+    assert code == 2
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert not Path("out").exists() and not Path("out.journal").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def policy(:\n", "my_policy.py, line 1: SyntaxError"),
+        ("import nothing_like_it\n", "my_policy.py, line 1: ModuleNotFoundError"),
+        ("x = 1\n", "has no function 'policy'; it has no function"),
+    ],
+)
+def test_a_file_that_does_not_load_is_named_with_its_line(
+    muninn_command: Command, text: str, message: str
+) -> None:
+    Path("my_policy.py").write_text(text)
+    code, said = muninn_command(*CALIBRATE, *SETTINGS)
+    assert code == 2 and message in said and len(said.splitlines()) == 1
+
+
+def test_a_file_named_like_a_module_is_refused(muninn_command: Command) -> None:
+    Path("json.py").write_text(POLICY)
+    code, said = muninn_command("calibrate", "json.py:policy", "out", *SETTINGS)
+    assert code == 2 and "json.py has the name of another module, json; rename it" in said

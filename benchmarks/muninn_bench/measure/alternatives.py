@@ -16,11 +16,9 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
-from muninn.certify.journal import Journal
 from muninn.certify.metrics import Tolerance, measure
 from muninn.certify.paired import PairedCalls
-from muninn.certify.search import Search
-from muninn.certify.static_search import Candidate, StaticSearch
+from muninn.certify.search import Candidate, Search
 from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
@@ -49,7 +47,7 @@ KEEP = 3
 """All spacings are tried on the first tuning calls; the best of them, with every order, on all."""
 
 EMPHASES = (-4.0, -2.0, 0.0)
-"""Of the shortest paths, as in :mod:`muninn.certify.static_search`."""
+"""Of the shortest paths, as in :mod:`muninn.certify.search`."""
 
 
 @dataclass(frozen=True)
@@ -166,9 +164,7 @@ class AlternativeSearch:
         self._share = share
         self._tolerance = paired.tolerance(tolerance, list(range(paired.count)))
         self._states = trained_states(sampler, alpha_bar)
-        self._static = StaticSearch(
-            Search(paired, tolerance, share, Journal(None, {}), lambda count: None)
-        )
+        self._static = Search(paired, tolerance, share)
         self._scores: dict[tuple[str, int, tuple[State, ...], int], float] = {}
 
     def best(self, count: int, names: Sequence[str] | None = None) -> dict[str, Alternative]:

@@ -6,17 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from muninn.certify.risk import order_statistic
+from muninn.certify.risk import excess_p_value, wilson
 
-
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """95% Wilson interval of a proportion.
-
-    >>> [round(end, 3) for end in wilson(5, 100)]
-    [0.022, 0.112]
-    """
-    interval = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
-    return float(interval.low), float(interval.high)
+__all__ = ["bootstrap_mean", "excess_p_value", "wilson", "worse_p_value"]
 
 
 def bootstrap_mean(values: ArrayLike, seed: int = 0) -> tuple[float, float]:
@@ -28,25 +20,6 @@ def bootstrap_mean(values: ArrayLike, seed: int = 0) -> tuple[float, float]:
         (data,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(seed)
     )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
-
-
-def excess_p_value(
-    violations: int, trials: int, risk: float, marginal_units: int | None = None
-) -> float:
-    """One-sided exact p-value that the violation rate is above what was promised.
-
-    Binomial for a confident certificate. A marginal one, made from ``marginal_units``, promises
-    the mean over calibrations only: its risk has at most a beta distribution, and the count a
-    beta-binomial one.
-
-    >>> excess_p_value(30, 400, 0.05) < 0.02 < excess_p_value(30, 400, 0.05, 100)
-    True
-    """
-    if marginal_units is None:
-        return float(stats.binomtest(violations, trials, risk, alternative="greater").pvalue)
-    rank = order_statistic(marginal_units, risk, None)
-    tail = stats.betabinom.sf(violations - 1, trials, rank, marginal_units + 1 - rank)
-    return float(tail)
 
 
 def worse_p_value(reference: ArrayLike, candidate: ArrayLike) -> float:

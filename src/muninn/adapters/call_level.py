@@ -15,11 +15,9 @@ from torch import nn
 
 from muninn.certify.cached import CachedPlanner, OnMismatch, cache
 from muninn.certify.certificate import Certificate
-from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import Measured, PairedCalls
 from muninn.certify.search import Search
-from muninn.certify.tune import StaticSearch
 from muninn.engines.intercept import Interceptor, Read, first_two, require_not_compiled
 from muninn.errors import InputError
 from muninn.identity.watch import reaches
@@ -133,8 +131,8 @@ def tune_without_look_back(
     paired = ForwardCalls.for_tuning(planner, calls, metric, seed)
     with bars(progress) as task:
         advance = task("tune: programs tried", 60)
-        search = StaticSearch(Search(paired, tolerance, share, Journal(None, {}), advance))
-        family = search.family(*search.rank()).family
+        search = Search(paired, tolerance, share, advance=advance)
+        family = search.static_family(*search.rank()).family
     return replace(family, forecast=_forward(family.forecast))
 
 

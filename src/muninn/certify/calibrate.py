@@ -8,6 +8,7 @@ sampler or the metric; only that calibration units are exchangeable with those t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,16 @@ from muninn.certify.certificate import Certificate, library_versions
 from muninn.certify.examine import CALLS, Examined, examine, require_eval
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
-from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import require_risk, require_units, units_needed
-from muninn.certify.scan import choose_among, fit_bound
+from muninn.certify.scan import Measuring, Scan, other_answers
 from muninn.certify.tune import Objective, tune_family
-from muninn.certify.units import ClosedLoop, Episodes, OpenLoop, UnitName, Units
-from muninn.context import Context, require_rows
+from muninn.certify.units import Episodes, UnitName, Units, units_of
+from muninn.context import Context
 from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
 from muninn.model.planner import Planner
-from muninn.numbers import number, whole
+from muninn.parallel import Inline, Map
 from muninn.programs.plan import Family
 from muninn.progress import bars
 
@@ -49,17 +49,18 @@ def calibrate(
     seed: int = 0,
     batch_size: int = 32,
     resume: str | Path | None = None,
+    workers: Map | None = None,
     progress: bool = True,
 ) -> Certificate:
     """Find the cheapest cached program that keeps a promise, and certify it.
 
-    Call it as the planner will be called: under the same autocast and with the same TF32 switches.
-    The certificate records them, and calls made otherwise run full compute.
+    Call it under the autocast and the TF32 switches of deployment: the certificate records them,
+    and calls made otherwise run full compute.
 
     Args:
         planner: what will be deployed.
-        calls: contexts like those to come, batched (one row per call); or :class:`Episodes` for
-            a closed-loop certificate; or a number of calls for a planner without context.
+        calls: contexts like those to come, one row per call, or an iterator of such; or
+            :class:`Episodes`, for the closed loop; or a number of calls without context.
         tolerance: largest acceptable deviation, a number or ``tolerance(context) -> (batch,)``.
         risk: share of units that may exceed it.
         confidence: probability, over calibration draws, that the risk is kept. None gives the
@@ -69,12 +70,12 @@ def calibrate(
         episode_of: episode number of each call, for ``unit="episode"`` with given contexts.
         family: a frozen family; by default one is tuned on a split of its own.
         objective: what tuning minimises, ``evaluations`` or measured ``time``.
-        reference: planner whose full compute is the truth (say in higher precision); by default
-            ``planner`` itself.
+        reference: planner whose full compute is the truth (say in higher precision) instead.
         seed: of splits and noise.
         batch_size: calls run together during calibration.
-        resume: journal file; an interrupted calibration started again with it goes on where it
-            stopped and ends with the same certificate.
+        resume: journal file, with which an interrupted calibration goes on where it stopped.
+        workers: a map of :mod:`muninn.parallel` that measures chunks of units, none by default;
+            the number of its processes does not change the certificate.
         progress: show progress bars.
 
     Raises:
@@ -104,30 +105,30 @@ def calibrate(
     require_eval(planner)
     if reference is not None:
         require_eval(reference, "the reference")
-    units = _units(
+    units = units_of(
         planner, calls, deviation, tolerance, unit, episode_of, seed, batch_size, reference
     )
     in_force = arithmetic(planner.device)
     split = split_units(units.count, risk, confidence, tune=family is None, seed=seed)
-    settings = {
-        "tolerance": metric_name(tolerance) if callable(tolerance) else tolerance,
+    terms: dict[str, Any] = {
+        "tolerance": None if callable(tolerance) else tolerance,
+        "tolerance_name": metric_name(tolerance) if callable(tolerance) else None,
         "risk": risk,
         "confidence": confidence,
         "metric": name,
         "unit": unit,
-        "objective": objective,
         "seed": seed,
         "batch_size": batch_size,
+        "reference": None if reference is None else reference.identity(),
     }
     identity: dict[str, Any] = {}
     if resume is not None:
         identity = {
             "planner": planner.identity(),
             "arithmetic": in_force,
-            "reference": None if reference is None else reference.identity(),
             "calls": units.identity(),
             "family": None if family is None else family.to_json(),
-            "settings": settings,
+            "settings": {**terms, "objective": objective},
             "metric": digest(deviation, "metric"),
             "tolerance": digest(tolerance, "tolerance"),
             "versions": {**library_versions(), "code": code_digest()},
@@ -136,9 +137,11 @@ def calibrate(
     rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
     batch = 1 if isinstance(calls, Episodes) else batch_size
     examined = _examined("planner", planner, units, batch, journal)
-    repeats = examined.repeats
+    repeats, networks = examined.repeats, [(planner, examined.questions)]
     if reference is not None:
-        repeats &= _examined("reference", reference, units, batch, journal).repeats
+        truth = _examined("reference", reference, units, batch, journal)
+        repeats &= truth.repeats
+        networks.append((reference, truth.questions))
     with bars(progress) as task:
         if family is None:
             # Kept in the journal: measured times may choose another family next time.
@@ -153,27 +156,18 @@ def calibrate(
                 family = Family.from_json(stored)
         # Full compute deviates by nothing only where it is the very same computation.
         check_full = reference is not None or planner.engine != "eager" or not repeats
-        member, outcomes, realised = choose_among(
-            units, family, split["certify"], rank - 1, check_full, journal, task
-        )
-        bound = fit_bound(units, family, member, outcomes, split["bound"], risk, journal, task)
+        measuring = Measuring(units, networks, [deviation, tolerance])
+        scan = Scan(measuring, family, journal, workers or Inline(), task)
+        member, outcomes, realised = scan.choose(split["certify"], rank - 1, check_full)
+        bound = scan.bound(member, outcomes, split["bound"], risk)
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])
     estimates = estimates[~np.isnan(estimates)]  # of calls that fell back
     return Certificate(
         identity=planner.identity(examined.left_out),
-        reference=None if reference is None else reference.identity(),
         family=family,
         member=member,
-        tolerance=None if callable(tolerance) else float(tolerance),
-        tolerance_name=metric_name(tolerance) if callable(tolerance) else None,
-        risk=risk,
-        confidence=confidence,
-        unit=unit,
         loop=units.loop,
-        metric=name,
-        batch_size=batch_size,
         counts={part: len(members) for part, members in split.items()},
-        seed=seed,
         realised=realised,
         estimates=np.asarray(estimates, dtype=np.float64),
         bound=bound,
@@ -183,6 +177,7 @@ def calibrate(
         together=examined.together,
         questions=examined.questions,
         unasked=examined.unasked,
+        **terms,
     )
 
 
@@ -190,68 +185,30 @@ def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Jo
     """The examination of a planner; of one that is resumed, the answers it gave before.
 
     Raises:
-        CalibrationError: the network of a resumed calibration answers otherwise than it did.
+        CalibrationError: the network of a resumed calibration is another one.
     """
+
+    def code() -> str | None:
+        """Digest of a network that has no answers to be known by, where it must be known again."""
+        if examined.questions is not None or not journal.kept:
+            return None
+        return digest([planner.denoiser, planner.condition], "the planner's denoiser")
+
     stored = journal.get(f"examined/{name}")
     if stored is None:
         context, noise = units.examples(CALLS)
         examined = examine(planner, context, noise.to(planner.dtype), batch)
-        code = _code(planner, examined, journal)
-        journal.put(f"examined/{name}", [examined.to_json(), units.form, code])
+        journal.put(f"examined/{name}", [examined.to_json(), units.form, code()])
         return examined
     examined, units.form = Examined.from_json(stored[0]), stored[1]
-    if stored[2] != _code(planner, examined, journal):
+    known = stored[2] == code()
+    other = other_answers(planner, examined.questions) if known else "its code or condition differs"
+    if other is not None:
         raise CalibrationError(
-            f"the journal belongs to another calibration: the {name}'s network or condition is "
-            "another one. Delete the journal, or resume with what it was started with"
+            f"the journal belongs to another calibration: the {name}'s network is another one, "
+            f"{other}. Delete the journal, or resume with the network it was started with"
         )
-    if examined.questions is not None:
-        in_force = arithmetic(planner.device)
-        other = examined.questions.difference(planner, in_force)
-        if other is not None:
-            raise CalibrationError(
-                f"the journal belongs to another calibration: the {name}'s network is another "
-                f"one, {other}. Delete the journal, or resume with the network it was started with"
-            )
     return examined
-
-
-def _code(planner: Planner, examined: Examined, journal: Journal) -> str | None:
-    """Digest of a network that has no answers to be known by, where it must be known again."""
-    if examined.questions is not None or not journal.kept:
-        return None
-    return digest([planner.denoiser, planner.condition], "the planner's denoiser")
-
-
-def _units(
-    planner: Planner,
-    calls: Context | Episodes | int,
-    metric: Metric,
-    tolerance: Tolerance,
-    unit: UnitName,
-    episode_of: Sequence[int] | None,
-    seed: int,
-    chunk: int,
-    reference: Planner | None,
-) -> Units:
-    if isinstance(calls, Episodes):
-        return ClosedLoop(planner, calls, metric, tolerance, unit, seed, reference or planner)
-    if calls is None or (isinstance(calls, int) and calls < 1):
-        raise InputError(
-            "calls holds no call; give batched contexts (one row per call), Episodes, or a number "
-            "of calls for a planner without context"
-        )
-    count = calls if isinstance(calls, int) else require_rows(calls)
-    paired = PairedCalls(
-        planner,
-        None if isinstance(calls, int) else calls,
-        count,
-        metric,
-        call_seed(seed, 0),
-        reference=reference,
-        batch=chunk,
-    )
-    return OpenLoop(paired, tolerance, unit, episode_of)
 
 
 def _split_sizes(count: int, risk: float, tune: bool) -> dict[str, int]:
@@ -280,9 +237,26 @@ def split_units(
             f"give at least {needed}, or accept a higher risk"
         )
     order = np.random.default_rng(seed).permutation(count)
-    parts: dict[str, list[int]] = {}
-    at = 0
-    for part, size in sizes.items():
-        parts[part] = sorted(order[at : at + size].tolist())
-        at += size
-    return parts
+    parts = np.split(order, np.cumsum(list(sizes.values()))[:-1])
+    return {name: sorted(part.tolist()) for name, part in zip(sizes, parts, strict=True)}
+
+
+def number(name: str, value: Any) -> float:
+    """A plain float from any number, numpy's and torch's included; else an InputError."""
+    if not isinstance(value, str | bytes):
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            pass
+    raise InputError(f"{name} must be a number, got {value!r:.60}")
+
+
+def whole(name: str, value: Any, at_least: int = 0) -> int:
+    """A plain int from any whole number; an InputError if it is none, or too small."""
+    try:
+        found = operator.index(value)
+    except TypeError as error:
+        raise InputError(f"{name} must be a whole number, got {value!r:.60}") from error
+    if found < at_least:
+        raise InputError(f"{name} must be at least {at_least}, got {found}")
+    return found

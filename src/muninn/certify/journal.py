@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,28 +37,31 @@ class Journal:
         CalibrationError: the file belongs to another calibration or cannot be written.
     """
 
-    def __init__(self, path: str | Path | None, identity: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | Path | None = None, identity: dict[str, Any] | None = None
+    ) -> None:
         self._path = None if path is None else Path(path)
         self._entries: dict[str, Any] = {}
         if self._path is None:
             return
-        header = json.dumps(identity, sort_keys=True)
-        lines = self._whole_lines()
-        if lines:
-            if lines[0] != header:
-                raise CalibrationError(
-                    f"{self._path} belongs to another calibration: other "
-                    f"{', '.join(_other_parts(json.loads(lines[0]), json.loads(header)))}. Delete "
-                    "it, or resume with what it was started with"
-                )
-            for line in lines[1:]:
-                entry = json.loads(line)
-                if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
-                    self._entries[entry[0]] = entry[1]  # other lines are nobody's work
-        self._rewrite([header, *lines[1:]])
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        now = identity or {}
+        header = json.dumps(now, sort_keys=True)
+        lines = _whole_lines(self._path) or [header]
+        if lines[0] != header:
+            was = json.loads(lines[0])
+            old = was if isinstance(was, dict) else {}
+            other = [name for name in now if old.get(name) != json.loads(header)[name]]
+            raise CalibrationError(
+                f"{self._path} belongs to another calibration: other "
+                f"{', '.join(other or ['parts'])}. Delete it, or resume with what it was started "
+                "with"
+            )
+        for line in lines[1:]:
+            entry = json.loads(line)
+            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
+                self._entries[entry[0]] = entry[1]  # other lines are nobody's work
+        with self._writing():  # without a truncated tail
+            write_whole(self._path, "".join(line + "\n" for line in lines))
 
     @property
     def kept(self) -> bool:
@@ -72,56 +77,43 @@ class Journal:
         self._entries[key] = value
         if self._path is None:
             return
-        line = json.dumps([key, value]) + "\n"
-        try:
-            with self._path.open("a") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise self._unwritable(error) from error
+        with self._writing(), self._path.open("a") as file:
+            file.write(json.dumps([key, value]) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
-    def _unwritable(self, error: OSError) -> CalibrationError:
-        return CalibrationError(
-            f"cannot write the calibration journal {self._path} ({error.strerror}). What was "
-            "measured before is kept there: free space and run the same command again to resume"
-        )
-
-    def _whole_lines(self) -> list[str]:
-        assert self._path is not None
-        if not self._path.exists():
-            return []
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            text = self._path.read_text(errors="replace")
+            yield
         except OSError as error:
             raise CalibrationError(
-                f"the calibration journal {self._path} cannot be read ({error.strerror}); give the "
-                "path of a file"
+                f"cannot write the calibration journal {self._path} ({error.strerror}). What was "
+                "measured before is kept there: free space and run the same command again to resume"
             ) from error
-        whole = []
-        for line in text.split("\n"):
-            try:
-                json.loads(line)
-            except json.JSONDecodeError:
-                break  # a truncated tail: everything before it is whole
-            whole.append(line)
-        if text and not whole:
-            # The header is written in one piece, so this is some other file: never overwrite it.
-            raise CalibrationError(
-                f"{self._path} is not a calibration journal; choose a path of its own for resume"
-            )
-        return whole
 
-    def _rewrite(self, lines: list[str]) -> None:
-        """Drop a truncated tail, atomically."""
-        assert self._path is not None
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines of a journal before a truncated tail; none of a file that is not there."""
+    if not path.exists():
+        return []
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise CalibrationError(
+            f"the calibration journal {path} cannot be read ({error.strerror}); give the path of a "
+            "file"
+        ) from error
+    whole: list[str] = []
+    for line in text.split("\n"):
         try:
-            write_whole(self._path, "".join(line + "\n" for line in lines))
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-
-def _other_parts(was: Any, now: dict[str, Any]) -> list[str]:
-    """Names of the parts in which two calibrations differ."""
-    old = was if isinstance(was, dict) else {}
-    return [name for name in now if old.get(name) != now[name]] or ["parts"]
+            json.loads(line)
+        except json.JSONDecodeError:
+            break
+        whole.append(line)
+    if text and not whole:
+        # The header is written in one piece, so this is some other file: never overwrite it.
+        raise CalibrationError(
+            f"{path} is not a calibration journal; choose a path of its own for resume"
+        )
+    return whole

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -40,14 +42,15 @@ def executed(steps: int, metric: Metric = max_step) -> Metric:
     """A metric that sees only the first ``steps`` time steps, the ones a robot executes."""
     if steps < 1:
         raise InputError(f"an executed prefix needs at least one step, got {steps}")
+    chosen = functools.partial(_prefix, steps, metric)
+    chosen.__qualname__ = f"executed:{steps}:{metric_name(metric)}"  # type: ignore[attr-defined]
+    return chosen
 
-    def deviation(full: Tensor, cached: Tensor) -> Tensor:
-        if full.shape[1] < steps:
-            raise InputError(f"the plan has {full.shape[1]} steps, fewer than the prefix {steps}")
-        return metric(full[:, :steps], cached[:, :steps])
 
-    deviation.__qualname__ = f"executed:{steps}:{metric_name(metric)}"
-    return deviation
+def _prefix(steps: int, metric: Metric, full: Tensor, cached: Tensor) -> Tensor:
+    if full.shape[1] < steps:
+        raise InputError(f"the plan has {full.shape[1]} steps, fewer than the prefix {steps}")
+    return metric(full[:, :steps], cached[:, :steps])
 
 
 METRICS: dict[str, Metric] = {"rms_step": rms_step, "max_step": max_step}
@@ -59,11 +62,7 @@ def metric_name(metric: Callable[..., Tensor]) -> str:
 
 
 def resolve(metric: str | Metric) -> tuple[str, Metric]:
-    """Name and function of a metric.
-
-    A name is one of ``rms_step``, ``max_step``, or ``executed:N`` for the largest deviation over
-    the first N steps; anything callable is taken as it is.
-    """
+    """Name and function of ``rms_step``, ``max_step``, ``executed:N`` or anything callable."""
     if callable(metric):
         return metric_name(metric), metric
     if not isinstance(metric, str):
@@ -72,10 +71,9 @@ def resolve(metric: str | Metric) -> tuple[str, Metric]:
         )
     if metric in METRICS:
         return metric, METRICS[metric]
-    head, _, tail = metric.partition(":")
-    count, _, inner = tail.partition(":")
-    if head == "executed" and count.isdigit() and inner in ("", *METRICS):
-        chosen = executed(int(count), METRICS[inner or "max_step"])
+    prefix = re.fullmatch(r"executed:(\d+)(?::(\w+))?", metric)
+    if prefix is not None and (prefix[2] or "max_step") in METRICS:
+        chosen = executed(int(prefix[1]), METRICS[prefix[2] or "max_step"])
         return metric_name(chosen), chosen
     raise InputError(
         f"unknown metric {metric!r}; choose from {', '.join(METRICS)}, executed:N, or pass a "
@@ -89,37 +87,35 @@ def measure(metric: Metric, full: Tensor, cached: Tensor) -> FloatArray:
     Raises:
         InputError: if the metric returns another shape, NaN, infinity or a negative value.
     """
-    value = metric(full, cached)
-    if not isinstance(value, Tensor):
-        value = torch.as_tensor(value)
-    if value.shape != full.shape[:1]:
-        raise InputError(
-            f"the metric returned shape {tuple(value.shape)} for {full.shape[0]} calls; "
-            "it must return one number per call, shape (batch,)"
-        )
-    result = value.detach().to("cpu", torch.float64).numpy()
-    bad = ~np.isfinite(result) | (result < 0.0)
+    value = _one_each("metric", metric(full, cached), len(full))
+    bad = ~np.isfinite(value) | (value < 0.0)
     if bad.any():
         raise InputError(
-            f"the metric returned {result[bad][0]} for a call; it must be finite and at least 0"
+            f"the metric returned {value[bad][0]} for a call; it must be finite and at least 0"
         )
-    return np.asarray(result, dtype=np.float64)
+    return value
 
 
 def tolerances(tolerance: Tolerance, context: Context, rows: int) -> FloatArray:
     """The tolerance of each call, (rows,), checked to be positive and finite."""
     if not callable(tolerance):
         return np.full(rows, require_tolerance(tolerance))
-    value = torch.as_tensor(tolerance(context)).detach().to("cpu", torch.float64).numpy()
-    if value.shape != (rows,):
-        raise InputError(
-            f"the tolerance function returned shape {value.shape} for {rows} calls; "
-            "it must return one number per call"
-        )
+    value = _one_each("tolerance function", tolerance(context), rows)
     if not np.isfinite(value).all() or (value <= 0.0).any():
         raise InputError(
             f"the tolerance function returned {value.min():g}; every tolerance must be finite and "
             "above 0"
+        )
+    return value
+
+
+def _one_each(what: str, returned: object, rows: int) -> FloatArray:
+    """What a user's function returned for some calls, (rows,), or an InputError."""
+    value = torch.as_tensor(returned).detach().to("cpu", torch.float64).numpy()
+    if value.shape != (rows,):
+        raise InputError(
+            f"the {what} returned shape {value.shape} for {rows} calls; it must return one number "
+            "per call, shape (batch,)"
         )
     return np.asarray(value, dtype=np.float64)
 

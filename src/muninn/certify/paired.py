@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,30 +30,6 @@ def call_seed(seed: int, *position: int) -> int:
     return int(entropy[0]) << 31 | int(entropy[1]) >> 1
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Outcome of a program on some calls, one entry per call.
-
-    Attributes:
-        deviation: from the full trajectory, in the metric.
-        estimate: accumulated error estimate of the runtime.
-        evaluations: denoiser evaluations.
-    """
-
-    deviation: FloatArray
-    estimate: FloatArray
-    evaluations: npt.NDArray[np.int64]
-
-    @classmethod
-    def join(cls, parts: list[Measured]) -> Measured:
-        """One after the other."""
-        return cls(
-            np.concatenate([part.deviation for part in parts]),
-            np.concatenate([part.estimate for part in parts]),
-            np.concatenate([part.evaluations for part in parts]),
-        )
-
-
 def full_compute(reference: Planner, context: Context, noise: Noise) -> Tensor:
     """Trajectories of full compute, the noise cast to the reference's precision.
 
@@ -63,11 +40,7 @@ def full_compute(reference: Planner, context: Context, noise: Noise) -> Tensor:
 
 
 def require_finite(trajectories: Tensor) -> Tensor:
-    """The trajectories of full compute, if a cache can be calibrated against them.
-
-    Raises:
-        DenoiserError: one is not finite.
-    """
+    """The trajectories of full compute, or a DenoiserError: no cache is calibrated against NaN."""
     if not torch.isfinite(trajectories).all():
         raise DenoiserError(
             "full compute gives a trajectory that is not finite; check the network before "
@@ -76,57 +49,77 @@ def require_finite(trajectories: Tensor) -> Tensor:
     return trajectories
 
 
+class Runtimes(dict[Program, Runtime]):
+    """The runtime of each program on one planner, made once: a captured one is worth keeping."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+
+    def __missing__(self, program: Program) -> Runtime:
+        self[program] = runtime_for(self._planner, program, strict=True)
+        return self[program]
+
+    def __reduce__(self) -> tuple[type[Runtimes], tuple[Planner]]:
+        return Runtimes, (self._planner,)  # another process makes its own
+
+
+class Measured(NamedTuple):
+    """Deviation, accumulated error estimate and evaluations of some calls, one entry each."""
+
+    deviation: FloatArray
+    estimate: FloatArray
+    evaluations: npt.NDArray[np.int64]
+
+    @classmethod
+    def join(cls, parts: list[Measured]) -> Measured:
+        """One after the other."""
+        return cls(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+@dataclass(eq=False)
 class PairedCalls:
     """A set of calls whose full trajectories are computed once and compared with many programs.
 
-    Args:
+    Attributes:
         planner: the planner whose programs are measured.
         context: batched context of all calls, or None.
         count: number of calls; the rows of the context.
         metric: deviation.
         seed: noise of call i is a function of (seed, i) alone.
-        reference: planner whose full trajectory is the truth; ``planner`` itself by default.
+        reference: planner whose full trajectory is the truth; ``planner`` itself if None.
         batch: calls that are run together.
+        known: full trajectories by call, as far as they were computed.
     """
 
-    def __init__(
-        self,
-        planner: Planner,
-        context: Context,
-        count: int,
-        metric: Metric,
-        seed: int,
-        *,
-        reference: Planner | None = None,
-        batch: int = 32,
-    ) -> None:
-        rows = batch_size(context)
-        if rows is not None and rows != count:
-            raise InputError(f"the context has {rows} calls but {count} were announced")
-        self.planner = planner
-        self.reference = reference or planner
-        self.context = context
-        self.count = count
-        self.metric = metric
-        self.seed = seed
-        self.batch = batch
-        self._full: dict[int, Tensor] = {}
-        self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
+    planner: Planner
+    context: Context
+    count: int
+    metric: Metric
+    seed: int
+    reference: Planner | None = None
+    batch: int = 32
+    known: dict[int, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rows = batch_size(self.context)
+        if rows is not None and rows != self.count:
+            raise InputError(f"the context has {rows} calls but {self.count} were announced")
+        self._runtimes = Runtimes(self.planner)
 
     @classmethod
     def for_tuning(
         cls, planner: Planner, calls: object, metric: str | Metric, seed: int
     ) -> PairedCalls:
-        """The calls that a user gives for tuning: batched contexts, or a number of calls.
-
-        Raises:
-            InputError: there is no call.
-        """
+        """The calls that a user gives for tuning: batched contexts, or how many; at least one."""
         count = calls if isinstance(calls, int) else batch_size(calls)
         if not count:
             raise InputError("tuning needs at least one call")
         context = None if isinstance(calls, int) else calls
         return cls(planner, context, count, resolve(metric)[1], seed)
+
+    def part(self, calls: list[int], seed: int) -> PairedCalls:
+        """Some of the calls, with other noise."""
+        return replace(self, context=self.contexts(calls), count=len(calls), seed=seed, known={})
 
     def noise(self, calls: list[int]) -> Noise:
         """The noise of some calls."""
@@ -142,11 +135,13 @@ class PairedCalls:
 
     def full(self, calls: list[int]) -> Tensor:
         """Full trajectories of some calls, computed at most once each."""
-        missing = [call for call in calls if call not in self._full]
+        missing = [call for call in calls if call not in self.known]
         if missing:
-            trajectories = full_compute(self.reference, self.contexts(missing), self.noise(missing))
-            self._full.update(zip(missing, trajectories, strict=True))
-        return torch.stack([self._full[call] for call in calls])
+            truth, noise = self.reference or self.planner, self.noise(missing)
+            # Rows of their own: a view would be pickled with the whole batch.
+            rows = [row.clone() for row in full_compute(truth, self.contexts(missing), noise)]
+            self.known.update(zip(missing, rows, strict=True))
+        return torch.stack([self.known[call] for call in calls])
 
     def remember(self, trajectories: Tensor) -> None:
         """Take the full trajectories of all calls, (count, ...), from an earlier run."""
@@ -155,14 +150,11 @@ class PairedCalls:
                 f"got {len(trajectories)} full trajectories for {self.count} calls; they must be "
                 "those of the same calls"
             )
-        self._full = dict(enumerate(trajectories))
+        self.known = dict(enumerate(trajectories))
 
     def measure(self, program: Program, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""
-        full = self.full(calls)
-        if program not in self._runtimes:
-            self._runtimes[program] = runtime_for(self.planner, program, strict=True)
-        runtime = self._runtimes[program]
+        full, runtime = self.full(calls), self._runtimes[program]
         cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
         deviation = measure(self.metric, full, cached.to(full.dtype))
         return Measured(deviation, record.estimate, record.evaluations)

@@ -12,6 +12,12 @@ from scipy import stats
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
 
+FULL_EXCEEDS = (
+    "full compute itself exceeds the tolerance on more units than the risk allows, against the "
+    "reference or the eager sampler: it rounds differently. Raise the tolerance, deploy in higher "
+    "precision, or use engine='eager'"
+)
+
 
 def require_risk(risk: float, confidence: float | None) -> None:
     """Raise InputError unless risk and confidence are usable probabilities."""
@@ -63,7 +69,7 @@ def units_needed(risk: float, confidence: float | None) -> int:
 
 
 def require_units(units: int, risk: float, confidence: float | None, what: str) -> int:
-    """The order statistic for ``units``, or an error that says how many are needed."""
+    """The order statistic for ``units``, or a CalibrationError that says how many are needed."""
     rank = order_statistic(units, risk, confidence)
     if rank == 0:
         version = "marginal" if confidence is None else f"confidence {confidence:g}"
@@ -108,15 +114,11 @@ def scan_members(
 
 
 def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> int:
-    """The member a certificate would name, from the excess of every unit under every member.
-
-    The same scan and the same refusals as :func:`muninn.calibrate`, for measurements that are
-    already there.
+    """The member that :func:`muninn.calibrate` would name, from excess that is already measured.
 
     Args:
         excess: deviation over tolerance, (units, members), conservative first.
-        risk: share of units that may exceed their tolerance.
-        confidence: as in :func:`muninn.calibrate`; None is marginal.
+        risk, confidence: as in :func:`muninn.calibrate`.
 
     Raises:
         CalibrationError: too few units, or even member 0 violates too often.
@@ -129,18 +131,38 @@ def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> 
 
 
 def tolerated(excess: FloatArray) -> npt.NDArray[np.int64]:
-    """Most aggressive member that each unit tolerates, together with all before it, (units,).
+    """Most aggressive member that each unit tolerates with all before it, (units,); -1 if none.
 
-    The ``rank``-th smallest of these is what :func:`choose_member` returns; -1 where a unit does
-    not even tolerate member 0.
+    The ``rank``-th smallest of these is what :func:`choose_member` returns.
     """
     within = np.maximum.accumulate(excess, axis=1) <= 1.0
     counts: npt.NDArray[np.int64] = within.sum(axis=1)
     return counts - 1
 
 
-FULL_EXCEEDS = (
-    "full compute itself exceeds the tolerance on more units than the risk allows, against the "
-    "reference or the eager sampler: it rounds differently. Raise the tolerance, deploy in higher "
-    "precision, or use engine='eager'"
-)
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """95% Wilson interval of a proportion.
+
+    >>> [round(end, 3) for end in wilson(5, 100)]
+    [0.022, 0.112]
+    """
+    interval = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def excess_p_value(
+    violations: int, trials: int, risk: float, marginal_units: int | None = None
+) -> float:
+    """One-sided exact p-value that the violation rate is above what was promised.
+
+    Binomial for a confident certificate. A marginal one, made from ``marginal_units``, promises
+    the mean over calibrations only: its risk has at most a beta distribution, and the count a
+    beta-binomial one.
+
+    >>> excess_p_value(30, 400, 0.05) < 0.02 < excess_p_value(30, 400, 0.05, 100)
+    True
+    """
+    if marginal_units is None:
+        return float(stats.binomtest(violations, trials, risk, alternative="greater").pvalue)
+    rank = order_statistic(marginal_units, risk, None)
+    return float(stats.betabinom.sf(violations - 1, trials, rank, marginal_units + 1 - rank))

@@ -3,69 +3,163 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.isotonic import IsotonicRegression
+from torch import Tensor
 
 from muninn.certify.certificate import Bound
 from muninn.certify.journal import Journal
+from muninn.certify.questions import Questions
 from muninn.certify.risk import FULL_EXCEEDS, order_statistic, scan_members
 from muninn.certify.units import Outcome, Units
-from muninn.errors import CalibrationError
+from muninn.errors import CalibrationError, InputError
+from muninn.identity.arithmetic import arithmetic
+from muninn.identity.digest import digest
+from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
-from muninn.programs.plan import Family
+from muninn.parallel import Map
+from muninn.programs.plan import Family, Program
 from muninn.progress import Task
 
 
-def _measure(
-    units: Units, family: Family, member: int, chunk: list[int], part: str, journal: Journal
-) -> list[Outcome]:
-    """Outcomes of a chunk of units, from the journal if they are there."""
-    key = f"{part}/{member}/{chunk[0]}-{chunk[-1]}"
-    stored = journal.get(key)
-    if stored is None:
-        outcomes = units.measure(family.member(member), chunk)
-        journal.put(key, [outcome.to_json() for outcome in outcomes])
-        return outcomes
-    return [Outcome(**entry) for entry in stored]
+def other_answers(planner: Planner, asked: Questions | None) -> str | None:
+    """How a network answers otherwise than it did, in the arithmetic in force, or None."""
+    return None if asked is None else asked.difference(planner, arithmetic(planner.device))
 
 
-def _chunks(members: list[int], size: int) -> list[list[int]]:
-    return [members[at : at + size] for at in range(0, len(members), size)]
+@dataclass
+class Measuring:
+    """Measures chunks of units, here or in another process that computes the same.
+
+    Attributes:
+        units: what is measured.
+        networks: every planner that computes, and the questions it is known by.
+        functions: what else computes: the metric and the tolerance.
+    """
+
+    units: Units
+    networks: Sequence[tuple[Planner, Questions | None]] = ()
+    functions: Sequence[object] = ()
+
+    def __call__(
+        self, item: tuple[Program, Sequence[int]]
+    ) -> tuple[list[Outcome], dict[int, Tensor]]:
+        """Outcomes of a program on a chunk, and the full trajectories that were computed for it."""
+        before = set(self.units.known)
+        outcomes = self.units.measure(*item)
+        return outcomes, {c: full for c, full in self.units.known.items() if c not in before}
+
+    def _marks(self) -> dict[str, Any]:
+        """What must be the same in another process, where modules are imported afresh."""
+        unasked = [[p.denoiser, p.condition] for p, asked in self.networks if asked is None]
+        return {
+            "arithmetic": [arithmetic(planner.device) for planner, _ in self.networks],
+            "calls": self.units.identity(),
+            "metric, tolerance or network": digest([*self.functions, *unasked], "the planner"),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        for planner, _ in self.networks:
+            if planner.device.type != "cpu":
+                raise InputError(f"the planner is on {planner.device}, which workers cannot share")
+        return {**vars(self), "marks": self._marks()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        marks = state.pop("marks")
+        vars(self).update(state)
+        other = [name for name, value in self._marks().items() if value != marks[name]]
+        for planner, asked in self.networks:
+            if not other and (found := other_answers(planner, asked)) is not None:
+                other.append(f"network: {found}")
+        if other:
+            raise InputError(
+                f"a worker process computes otherwise than this one ({'; '.join(other)}): settings "
+                "that a script makes after its imports do not reach it. Make them where modules "
+                "are imported, or use the inline map: muninn.parallel.Inline()"
+            )
 
 
-def choose_among(
-    units: Units,
-    family: Family,
-    split: list[int],
-    allowed: int,
-    check_full: bool,
-    journal: Journal,
-    task: Task,
-) -> tuple[int, list[Outcome], list[dict[str, Any]]]:
-    """Scan the family; the last member whose count of violations stays within ``allowed``."""
-    first = 0 if check_full else 1
-    measured: list[list[Outcome]] = []
+@dataclass
+class Scan:
+    """A family that is measured on units chunk by chunk; finished chunks are in the journal."""
 
-    def scan(member: int) -> Iterator[FloatArray]:
-        advance = task(f"certify member {member} of {len(family) - 1}", len(split))
-        measured.append([])
-        for chunk in _chunks(split, units.chunk):
-            outcomes = _measure(units, family, member, chunk, "certify", journal)
-            measured[-1] += outcomes
+    measuring: Measuring
+    family: Family
+    journal: Journal
+    workers: Map
+    task: Task
+
+    def _outcomes(
+        self, member: int, split: list[int], part: str, description: str
+    ) -> Iterator[list[Outcome]]:
+        """Outcomes of every chunk, in order, from the journal where they are there."""
+        units, advance = self.measuring.units, self.task(description, len(split))
+        chunks = [split[at : at + units.chunk] for at in range(0, len(split), units.chunk)]
+        keys = [f"{part}/{member}/{chunk[0]}-{chunk[-1]}" for chunk in chunks]
+        program = self.family.member(member)
+        stored = [self.journal.get(key) for key in keys]
+        missing = [(program, chunk) for chunk, s in zip(chunks, stored, strict=True) if s is None]
+        fresh = self.workers.map(self.measuring, missing) if missing else iter(())
+        for chunk, key, entries in zip(chunks, keys, stored, strict=True):
+            if entries is None:
+                outcomes, full = next(fresh)
+                units.known.update(full)  # the next member is measured against them
+                self.journal.put(key, [asdict(outcome) for outcome in outcomes])
+            else:
+                outcomes = [Outcome(**entry) for entry in entries]
             advance(len(chunk))
-            yield np.array([outcome.excess for outcome in outcomes])
+            yield outcomes
 
-    accepted, violations = scan_members(map(scan, range(first, len(family))), len(split), allowed)
-    if accepted == 0 and check_full:
-        raise CalibrationError(FULL_EXCEEDS)
-    realised = [
-        _summary(first + place, measured[place], count, place < accepted)
-        for place, count in enumerate(violations)
-    ]
-    return first + accepted - 1, measured[accepted - 1] if accepted else [], realised
+    def choose(
+        self, split: list[int], allowed: int, check_full: bool
+    ) -> tuple[int, list[Outcome], list[dict[str, Any]]]:
+        """The last member whose count of violations stays within ``allowed``, and all figures.
+
+        Raises:
+            CalibrationError: full compute is checked, and exceeds the tolerance too often itself.
+        """
+        first = 0 if check_full else 1
+        measured: list[list[Outcome]] = []
+
+        def scan(member: int) -> Iterator[FloatArray]:
+            measured.append([])
+            title = f"certify member {member} of {len(self.family) - 1}"
+            for outcomes in self._outcomes(member, split, "certify", title):
+                measured[-1] += outcomes
+                yield np.array([outcome.excess for outcome in outcomes])
+
+        members = map(scan, range(first, len(self.family)))
+        accepted, violations = scan_members(members, len(split), allowed)
+        if accepted == 0 and check_full:
+            raise CalibrationError(FULL_EXCEEDS)
+        realised = [
+            _summary(first + place, measured[place], count, place < accepted)
+            for place, count in enumerate(violations)
+        ]
+        return first + accepted - 1, measured[accepted - 1] if accepted else [], realised
+
+    def bound(self, member: int, outcomes: list[Outcome], split: list[int], risk: float) -> Bound:
+        """Isotonic fit on the certify split, conformal residual on units that chose nothing."""
+        bound = Bound(np.zeros(1), np.zeros(1), 0.0)
+        if not outcomes:
+            return bound
+        estimate = np.concatenate([outcome.estimate for outcome in outcomes])
+        deviation = np.concatenate([outcome.deviation for outcome in outcomes])
+        known = ~np.isnan(estimate)
+        if known.any():
+            fit = IsotonicRegression(out_of_bounds="clip").fit(estimate[known], deviation[known])
+            bound = Bound(fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float), 0.0)
+        residuals = [
+            float(np.max(np.array(outcome.deviation) - bound.fitted(np.array(outcome.estimate))))
+            for chunk in self._outcomes(member, split, "bound", "per-call bound")
+            for outcome in chunk
+        ]
+        place = len(residuals) + 1 - order_statistic(len(residuals), risk, None)
+        return Bound(bound.estimate, bound.deviation, float(np.sort(residuals)[place - 1]))
 
 
 def _summary(
@@ -85,34 +179,3 @@ def _summary(
         "deviation_mean": float(deviation.mean()),
         "deviation_p95": float(np.quantile(deviation, 0.95)),
     }
-
-
-def fit_bound(
-    units: Units,
-    family: Family,
-    member: int,
-    outcomes: list[Outcome],
-    split: list[int],
-    risk: float,
-    journal: Journal,
-    task: Task,
-) -> Bound:
-    """Isotonic fit on the certify split, conformal residual on units that chose nothing."""
-    if not outcomes:
-        return Bound(np.zeros(1), np.zeros(1), 0.0)
-    estimate = np.concatenate([outcome.estimate for outcome in outcomes])
-    deviation = np.concatenate([outcome.deviation for outcome in outcomes])
-    known = ~np.isnan(estimate)
-    bound = Bound(np.zeros(1), np.zeros(1), 0.0)
-    if known.any():
-        fit = IsotonicRegression(out_of_bounds="clip").fit(estimate[known], deviation[known])
-        bound = Bound(fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float), 0.0)
-    advance = task("per-call bound", len(split))
-    residuals = []
-    for chunk in _chunks(split, units.chunk):
-        for outcome in _measure(units, family, member, chunk, "bound", journal):
-            fitted = bound.fitted(np.array(outcome.estimate))
-            residuals.append(float(np.max(np.array(outcome.deviation) - fitted)))
-        advance(len(chunk))
-    place = len(residuals) + 1 - order_statistic(len(residuals), risk, None)
-    return Bound(bound.estimate, bound.deviation, float(np.sort(residuals)[place - 1]))

@@ -15,14 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from muninn.context import (
-    Context,
-    batch_size,
-    concatenate,
-    require_row_dimension,
-    select,
-    tensors,
-)
+from muninn.context import Context, batch_size, concatenate, require_row_dimension, select, tensors
 from muninn.errors import InputError
 
 SUFFIXES = (".npz", ".safetensors", ".pt")
@@ -52,8 +45,7 @@ def gather(contexts: Iterable[Context], count: int | None = None) -> Context:
             "give an iterator of contexts with a row dimension"
         )
     found: list[Context] = []
-    rows = 0
-    form: dict[str, tuple[Any, ...]] = {}
+    rows, form = 0, dict[str, str]()
     for number, context in enumerate(contexts):
         size = batch_size(context)
         if size is None:
@@ -61,20 +53,21 @@ def gather(contexts: Iterable[Context], count: int | None = None) -> Context:
                 f"context {number} holds no tensor but is {type(context).__name__}; give tensors "
                 "(rows, ...) or nests of them"
             )
-        own = {path: (tuple(value.shape[1:]), value.dtype) for path, value in tensors(context)}
         require_row_dimension(context, f"context {number}")
-        form = form or own
-        if own != form:
-            path = next(p for p in (*form, *own) if form.get(p) != own.get(p))
-            raise InputError(
-                f"{path} of context {number} is {_said(own.get(path))}, of the first "
-                f"{_said(form.get(path))}; all rows need one form (pad what varies in length)"
-            )
+        own = {}
         for path, value in tensors(context):
+            own[path] = f"(rows, {', '.join(map(str, value.shape[1:]))}) {value.dtype}"
             if not torch.isfinite(value).all():
                 raise InputError(
                     f"{path} of context {number} is not finite; leave out or mend that call"
                 )
+        form = form or own
+        if own != form:
+            path = next(p for p in (*form, *own) if form.get(p) != own.get(p))
+            raise InputError(
+                f"{path} of context {number} is {own.get(path, 'absent')}, of the first "
+                f"{form.get(path, 'absent')}; all rows need one form (pad what varies in length)"
+            )
         found.append(context)
         rows += size
         if count is not None and rows >= count:
@@ -83,10 +76,6 @@ def gather(contexts: Iterable[Context], count: int | None = None) -> Context:
         raise InputError(f"there are {rows} calls; {count or 1} are needed")
     whole = concatenate(found)
     return whole if count is None else select(whole, slice(count))
-
-
-def _said(form: tuple[Any, ...] | None) -> str:
-    return "absent" if form is None else f"(rows, {', '.join(map(str, form[0]))}) {form[1]}"
 
 
 def files_in(folder: str | Path) -> list[Path]:

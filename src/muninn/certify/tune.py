@@ -1,38 +1,23 @@
 """Tune: find a forecast and a plan family on calls of their own, before anything is certified.
 
 Nothing here needs to be sound, only good: the certificate is valid for whatever family comes out.
-Candidates are compared by the deviation that all but a share of the tuning calls stay below.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from typing import Literal
 
-import numpy as np
-
-from muninn.certify.adaptive_search import adaptive_family
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls
 from muninn.certify.search import Search
-from muninn.certify.static_search import FIRST, Candidate, StaticSearch
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-from muninn.model.schedule import FloatArray
 from muninn.programs.plan import Family, Program
 from muninn.progress import Task, bars
-
-__all__ = [
-    "FIRST",
-    "Candidate",
-    "Objective",
-    "StaticSearch",
-    "adaptive_family",
-    "tune",
-    "tune_family",
-]
 
 Objective = Literal["evaluations", "time"]
 
@@ -53,9 +38,8 @@ def tune(
     Args:
         planner: what will be deployed.
         calls: batched contexts, or a number of calls.
-        tolerance: as in :func:`muninn.calibrate`.
+        tolerance, metric: as in :func:`muninn.calibrate`.
         share: of calls that may exceed the tolerance; slightly below the risk to be certified.
-        metric: as in :func:`muninn.calibrate`.
         objective: ``evaluations`` or measured ``time``.
         seed: of the noise.
         progress: show a progress bar.
@@ -63,7 +47,7 @@ def tune(
     paired = PairedCalls.for_tuning(planner, calls, metric, seed)
     with bars(progress) as task:
         return tune_family(
-            paired, tolerance, share, objective=objective, journal=Journal(None, {}), task=task
+            paired, tolerance, share, objective=objective, journal=Journal(), task=task
         )
 
 
@@ -82,19 +66,18 @@ def tune_family(
     if not 0.0 <= share < 1.0:
         raise InputError(f"share must lie in [0, 1), got {share}")
     search = Search(paired, tolerance, share, journal, task("tune: programs tried", 120))
-    static = StaticSearch(search)
-    ranked, budget = static.rank()
-    best = static.family(ranked, budget)
+    ranked, budget = search.rank()
+    static = search.static_family(ranked, budget)
     priced = [candidate.forecast for candidate in ranked if candidate.model is not None]
-    forecasts = list(dict.fromkeys(priced))[:2]
-    adaptive = adaptive_family(search, forecasts)
+    adaptive = search.adaptive_family(list(dict.fromkeys(priced))[:2])
     if adaptive is None:
-        return best.family
+        return static.family
     if objective == "time":
-        faster = _seconds(paired, adaptive.program) < _seconds(paired, best.program)
+        faster = _seconds(paired, adaptive.program) < _seconds(paired, static.program)
     else:
-        faster = search.score(adaptive.program).evaluations < search.score(best.program).evaluations
-    return adaptive.family if faster else best.family
+        spent = [search.score(found.program).evaluations for found in (adaptive, static)]
+        faster = spent[0] < spent[1]
+    return adaptive.family if faster else static.family
 
 
 def _seconds(paired: PairedCalls, program: Program) -> float:
@@ -106,5 +89,4 @@ def _seconds(paired: PairedCalls, program: Program) -> float:
         began = time.perf_counter()
         runtime(context, noise=noise)
         times.append(time.perf_counter() - began)
-    values: FloatArray = np.array(times)
-    return float(np.median(values))
+    return statistics.median(times)

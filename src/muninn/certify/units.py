@@ -8,19 +8,18 @@ because a cached policy visits other states than the full one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from muninn.certify.metrics import Metric, Tolerance, measure, tolerances
-from muninn.certify.paired import PairedCalls, call_seed, full_compute
-from muninn.context import Context, batch_size, concatenate, form, select
-from muninn.engines.choose import runtime_for
-from muninn.engines.runtime import Runtime
+from muninn.certify.paired import PairedCalls, Runtimes, call_seed, full_compute
+from muninn.certify.sources import gather
+from muninn.context import Context, batch_size, concatenate, form, require_rows, select
 from muninn.errors import InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
@@ -66,100 +65,62 @@ class Outcome:
         """Worst deviation over tolerance; above 1 the unit violates."""
         return max(d / t for d, t in zip(self.deviation, self.tolerance, strict=True))
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for the journal."""
-        return asdict(self)
 
-
-class Units(Protocol):
-    """A numbered set of units that can be measured under any program."""
-
-    count: int
-    chunk: int
-    loop: str
-    form: dict[str, Any] | None
-
-    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
-        """Outcomes of some units, in order."""
-        ...
-
-    def identity(self) -> dict[str, Any]:
-        """JSON-ready description of the units, for the journal."""
-        ...
-
-    def for_tuning(self, units: Sequence[int]) -> PairedCalls:
-        """Calls from which a family may be tuned."""
-        ...
-
-    def examples(self, count: int) -> tuple[Context, Noise]:
-        """Some calls on which the planner is examined."""
-        ...
-
-
+@dataclass(eq=False)
 class OpenLoop:
     """Units made of given contexts: single calls, or episodes of recorded calls."""
 
-    loop = "open"
+    paired: PairedCalls
+    tolerance: Tolerance
+    unit: UnitName
+    episode_of: Sequence[int] | None
+    loop: ClassVar[str] = "open"
 
-    def __init__(
-        self,
-        paired: PairedCalls,
-        tolerance: Tolerance,
-        unit: UnitName,
-        episode_of: Sequence[int] | None,
-    ) -> None:
-        if unit == "episode":
-            if episode_of is None or len(episode_of) != paired.count:
-                raise InputError(
-                    "unit='episode' with given contexts needs episode_of, one episode number per "
-                    f"call ({paired.count} calls)"
-                )
-            labels = np.asarray(episode_of)
-            self._calls = [np.flatnonzero(labels == e).tolist() for e in np.unique(labels)]
-        else:
-            if episode_of is not None:
-                # A random call of each episode: calls inside one episode are not exchangeable.
-                raise InputError(
-                    "unit='call' takes independent calls; for calls recorded in episodes use "
-                    "unit='episode', or keep one random call of each episode"
-                )
-            self._calls = [[call] for call in range(paired.count)]
-        self._paired = paired
-        self._tolerance = tolerance
-        self.form: dict[str, Any] | None = form(paired.context)
+    def __post_init__(self) -> None:
+        count, labels = self.paired.count, self.episode_of
+        if self.unit == "episode" and (labels is None or len(labels) != count):
+            raise InputError(
+                "unit='episode' with given contexts needs episode_of, one episode number per call "
+                f"({count} calls)"
+            )
+        if self.unit == "call" and labels is not None:
+            # A random call of each episode: calls inside one episode are not exchangeable.
+            raise InputError(
+                "unit='call' takes independent calls; for calls recorded in episodes use "
+                "unit='episode', or keep one random call of each episode"
+            )
+        self._calls = [[call] for call in range(count)]
+        if labels is not None:
+            of = np.asarray(labels)
+            self._calls = [np.flatnonzero(of == label).tolist() for label in np.unique(of)]
+        self.form: dict[str, Any] | None = form(self.paired.context)
         self.count = len(self._calls)
-        longest = max(len(calls) for calls in self._calls)
-        self.chunk = max(1, paired.batch // longest)
+        self.chunk = max(1, self.paired.batch // max(len(calls) for calls in self._calls))
+
+    @property
+    def known(self) -> dict[int, Tensor]:
+        """Full trajectories, as far as they were computed."""
+        return self.paired.known
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
-        """Outcomes of some units, their calls run in batches."""
+        """Outcomes of some units, in order, their calls run in batches."""
         calls = [call for unit in units for call in self._calls[unit]]
-        measured = self._paired.measure_in_batches(program, calls)
-        tolerance = self._paired.tolerance(self._tolerance, calls)
-        outcomes = []
-        at = 0
-        for unit in units:
-            part = slice(at, at + len(self._calls[unit]))
-            at = part.stop
-            outcomes.append(
-                Outcome(
-                    measured.deviation[part].tolist(),
-                    tolerance[part].tolist(),
-                    measured.estimate[part].tolist(),
-                    measured.evaluations[part].tolist(),
-                )
-            )
-        return outcomes
+        measured = self.paired.measure_in_batches(program, calls)
+        tolerance = self.paired.tolerance(self.tolerance, calls)
+        ends = np.cumsum([len(self._calls[unit]) for unit in units])[:-1]
+        arrays = measured.deviation, tolerance, measured.estimate, measured.evaluations
+        of_units = zip(*(np.split(values, ends) for values in arrays), strict=True)
+        return [Outcome(*(part.tolist() for part in parts)) for parts in of_units]
 
     def identity(self) -> dict[str, Any]:
-        """Content of the calls."""
+        """Content of the calls, JSON-ready, for the journal."""
         grouping = hashlib.sha256(repr(self._calls).encode()).hexdigest()[:16]
-        calls = digest(self._paired.context, "the context")
+        calls = digest(self.paired.context, "the context")
         return {"calls": calls, "count": self.count, "units": grouping}
 
     def examples(self, count: int) -> tuple[Context, Noise]:
-        """Contexts spread over all calls, with noise of their own."""
-        paired = self._paired
+        """Contexts spread over all calls, with noise of their own, to examine the planner."""
+        paired = self.paired
         places = np.linspace(0, paired.count - 1, count).round().astype(int).tolist()
         seeds = [call_seed(paired.seed, 2, place) for place in range(count)]
         return paired.contexts(places), paired.planner.draw_noise(seeds=seeds)
@@ -167,57 +128,40 @@ class OpenLoop:
     def for_tuning(self, units: Sequence[int]) -> PairedCalls:
         """The calls of the tuning units, with noise of their own."""
         calls = [call for unit in units for call in self._calls[unit]]
-        whole = self._paired
-        return PairedCalls(
-            whole.planner,
-            whole.contexts(calls),
-            len(calls),
-            whole.metric,
-            call_seed(whole.seed, 1),
-            reference=whole.reference,
-            batch=whole.batch,
-        )
+        return self.paired.part(calls, call_seed(self.paired.seed, 1))
 
 
+@dataclass(eq=False)
 class ClosedLoop:
     """Units made of episodes that each program drives itself."""
 
-    loop = "closed"
+    planner: Planner
+    episodes: Episodes
+    metric: Metric
+    tolerance: Tolerance
+    unit: UnitName
+    seed: int
+    reference: Planner
+    form: dict[str, Any] | None = None
+    """Of every context, known after the examples."""
 
-    def __init__(
-        self,
-        planner: Planner,
-        episodes: Episodes,
-        metric: Metric,
-        tolerance: Tolerance,
-        unit: UnitName,
-        seed: int,
-        reference: Planner,
-    ) -> None:
-        if episodes.count < 1:
-            raise InputError(f"need at least one episode, got {episodes.count}")
-        self._planner = planner
-        self._episodes = episodes
-        self._metric = metric
-        self._tolerance = tolerance
-        self._unit = unit
-        self._seed = seed
-        self._reference = reference
-        self._arithmetic = arithmetic(planner.device)
-        self.count = episodes.count
-        self.chunk = 1
-        self.form: dict[str, Any] | None = None  # of every context, known after the examples
-        self._runtimes: dict[Program, Runtime] = {}  # a captured one is worth keeping
+    loop: ClassVar[str] = "closed"
+    chunk: ClassVar[int] = 1
+    known: ClassVar[dict[int, Tensor]] = {}  # every program meets states of its own
+
+    def __post_init__(self) -> None:
+        self.count = self.episodes.count
+        if self.count < 1:
+            raise InputError(f"need at least one episode, got {self.count}")
+        self._arithmetic = arithmetic(self.planner.device)
+        self._runtimes = Runtimes(self.planner)
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
-        """Outcomes of some episodes, each driven by ``program``."""
+        """Outcomes of some episodes, in order, each driven by ``program``."""
         return [self._episode(program, unit) for unit in units]
 
     def _episode(self, program: Program, unit: int) -> Outcome:
-        outcome = Outcome([], [], [], [])
-        if program not in self._runtimes:
-            self._runtimes[program] = runtime_for(self._planner, program, strict=True)
-        runtime = self._runtimes[program]
+        outcome, runtime = Outcome([], [], [], []), self._runtimes[program]
 
         def plan(context: Context) -> Tensor:
             if batch_size(context) not in (None, 1):
@@ -229,30 +173,30 @@ class ClosedLoop:
                     f"{self.form} before; a certificate needs contexts of one form (pad what "
                     "varies in length)"
                 )
-            seed = call_seed(self._seed, unit, len(outcome.deviation))
-            noise = self._planner.draw_noise(seeds=[seed])
-            full = full_compute(self._reference, context, noise)
+            seed = call_seed(self.seed, unit, len(outcome.deviation))
+            noise = self.planner.draw_noise(seeds=[seed])
+            full = full_compute(self.reference, context, noise)
             trajectory, record = runtime(context, noise=noise)
-            deviation = measure(self._metric, full, trajectory.to(full.dtype))
+            deviation = measure(self.metric, full, trajectory.to(full.dtype))
             outcome.deviation.extend(deviation.tolist())
-            outcome.tolerance.extend(tolerances(self._tolerance, context, 1).tolist())
+            outcome.tolerance.extend(tolerances(self.tolerance, context, 1).tolist())
             outcome.estimate.extend(record.estimate.tolist())
             outcome.evaluations.extend(record.evaluations.tolist())
             return trajectory
 
-        self._episodes.drive(plan, call_seed(self._seed, unit))
+        self.episodes.drive(plan, call_seed(self.seed, unit))
         if not outcome.deviation:
             raise InputError(f"episode {unit} ended without planning once; check drive()")
-        if self._unit == "episode":
+        if self.unit == "episode":
             return outcome
         # A random call of a random episode; the same draw for every program.
-        draw = np.random.default_rng(call_seed(self._seed, unit, 1, 1)).random()
+        draw = np.random.default_rng(call_seed(self.seed, unit, 1, 1)).random()
         chosen = int(draw * len(outcome.deviation))
         return Outcome(*([values[chosen]] for values in asdict(outcome).values()))
 
     def _require_arithmetic(self) -> None:
         """A certificate holds for one arithmetic: that of every call it was made from."""
-        here = arithmetic(self._planner.device)
+        here = arithmetic(self.planner.device)
         if here != self._arithmetic:
             raise InputError(
                 f"an episode planned with arithmetic {here or 'plain'}, calibration began with "
@@ -261,19 +205,19 @@ class ClosedLoop:
             )
 
     def identity(self) -> dict[str, Any]:
-        """The driver, with all that it reads."""
-        return {"episodes": digest(self._episodes.drive, "drive"), "count": self.count}
+        """The driver, with all that it reads, JSON-ready, for the journal."""
+        return {"episodes": digest(self.episodes.drive, "drive"), "count": self.count}
 
     def examples(self, count: int) -> tuple[Context, Noise]:
         """Contexts of one more episode, driven by full compute; repeated where they are few."""
         met: list[Context] = []
-        self._episodes.drive(self._full_planner(met, 1), call_seed(self._seed, self.count, 1, 1))
+        self.episodes.drive(self._full_planner(met, 1), call_seed(self.seed, self.count, 1, 1))
         if not met:
             raise InputError("an episode ended without planning once; check drive()")
         self.form = form(met[0])
         chosen = [met[place % len(met)] for place in range(count)]
-        seeds = [call_seed(self._seed, self.count, 1, 2, place) for place in range(count)]
-        return concatenate(chosen), self._planner.draw_noise(seeds=seeds)
+        seeds = [call_seed(self.seed, self.count, 1, 2, place) for place in range(count)]
+        return concatenate(chosen), self.planner.draw_noise(seeds=seeds)
 
     def _full_planner(self, met: list[Context], *stream: int) -> PlanFunction:
         """Full compute; the contexts that it meets are added to a list."""
@@ -281,10 +225,9 @@ class ClosedLoop:
         def plan(context: Context) -> Tensor:
             self._require_arithmetic()
             # Not (seed, unit, call): no certify episode may share its noise with tuning.
-            seed = call_seed(self._seed, self.count, *stream, len(met))
-            first = torch.arange(1, device="cpu")
-            met.append(select(context, first))  # a copy: simulators reuse buffers
-            return self._planner.sample(context, noise=self._planner.draw_noise(seeds=[seed]))
+            seed = call_seed(self.seed, self.count, *stream, len(met))
+            met.append(select(context, torch.arange(1, device="cpu")))  # simulators reuse buffers
+            return self.planner.sample(context, noise=self.planner.draw_noise(seeds=[seed]))
 
         return plan
 
@@ -293,12 +236,44 @@ class ClosedLoop:
         met: list[Context] = []
         plan = self._full_planner(met)
         for unit in units:
-            self._episodes.drive(plan, call_seed(self._seed, unit))
+            self.episodes.drive(plan, call_seed(self.seed, unit))
+        seed = call_seed(self.seed, 1)
         return PairedCalls(
-            self._planner,
-            concatenate(met),
-            len(met),
-            self._metric,
-            call_seed(self._seed, 1),
-            reference=self._reference,
+            self.planner, concatenate(met), len(met), self.metric, seed, reference=self.reference
         )
+
+
+Units = OpenLoop | ClosedLoop
+"""A numbered set of units that can be measured under any program."""
+
+
+def units_of(
+    planner: Planner,
+    calls: Context | Episodes | int,
+    metric: Metric,
+    tolerance: Tolerance,
+    unit: UnitName,
+    episode_of: Sequence[int] | None,
+    seed: int,
+    batch: int,
+    reference: Planner | None,
+) -> Units:
+    """The units of the calls that a user gives, as in :func:`muninn.calibrate`.
+
+    Raises:
+        InputError: there is no call, or contexts do not have one row per call.
+    """
+    if isinstance(calls, Iterator):
+        calls = gather(calls)
+    if isinstance(calls, Episodes):
+        return ClosedLoop(planner, calls, metric, tolerance, unit, seed, reference or planner)
+    if calls is None or (isinstance(calls, int) and calls < 1):
+        raise InputError(
+            "calls holds no call; give batched contexts (one row per call), Episodes, or a number "
+            "of calls for a planner without context"
+        )
+    context, count = (None, calls) if isinstance(calls, int) else (calls, require_rows(calls))
+    paired = PairedCalls(
+        planner, context, count, metric, call_seed(seed, 0), reference=reference, batch=batch
+    )
+    return OpenLoop(paired, tolerance, unit, episode_of)

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from certify_cases import STEPS, TableUnits, uniform_tolerated
+from certify_cases import (
+    SHORT_FAMILY,
+    STEPS,
+    TableUnits,
+    certificate,
+    contexts,
+    drive,
+    planner,
+    uniform_tolerated,
+)
 from muninn.certify.calibrate import split_units
 from muninn.certify.journal import Journal
+from muninn.certify.metrics import rms_step
+from muninn.certify.paired import PairedCalls
 from muninn.certify.risk import choose_member, order_statistic, tolerated
-from muninn.certify.scan import choose_among
-from muninn.errors import CalibrationError
+from muninn.certify.scan import Measuring, Scan
+from muninn.certify.units import Episodes, OpenLoop
+from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
+from muninn.parallel import Inline, Processes
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
+from muninn_bench.studies.coverage.mixture import mixture_planner
+from parallel_cases import Scaled, scaled
 
 # -- the scan over units ---------------------------------------------------------------------
 
@@ -28,11 +47,10 @@ def long_family(members: int) -> Family:
 def scan(excess: FloatArray, allowed: int, chunk: int = 7, check_full: bool = False) -> Any:
     family = long_family(excess.shape[1])
     units = TableUnits(excess, family, chunk)
-    result = choose_among(
-        units, family, list(range(units.count)), allowed, check_full, Journal(None, {}),
-        lambda description, total: lambda steps: None,
-    )  # fmt: skip
-    return *result, units
+    made = Scan(
+        Measuring(units), family, Journal(), Inline(), lambda description, total: lambda steps: None
+    )
+    return *made.choose(list(range(units.count)), allowed, check_full), units
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
@@ -105,3 +123,64 @@ def test_the_number_asked_for_is_exactly_enough(
 def test_a_tiny_risk_is_answered_at_once() -> None:
     with pytest.raises(CalibrationError, match=r"give at least 3\d{4}"):
         split_units(100, 1e-4, 0.95, tune=False, seed=0)
+
+
+# -- workers ---------------------------------------------------------------------------------
+
+SMALL_SETTINGS: dict[str, Any] = {
+    "calls": {"calls": contexts(72), "batch_size": 10, "metric": "executed:4"},
+    "reference": {"calls": contexts(72), "reference": replace(planner(), dtype=torch.float64)},
+    "episodes": {
+        "calls": Episodes(drive, 28),
+        "risk": 0.2,
+        "planner": mixture_planner("ddim", steps=6),
+        "family": SHORT_FAMILY,
+        "tolerance": 0.3,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Processes]:
+    with Processes(2) as workers:
+        yield workers
+
+
+@pytest.mark.parametrize("case", list(SMALL_SETTINGS))
+def test_any_number_of_workers_writes_the_same_certificate_and_the_same_journal(
+    case: str, two: Processes, tmp_path: Path
+) -> None:
+    made = {}
+    with Processes(1) as one:
+        for name, workers in {"inline": None, "one": one, "two": two}.items():
+            issued = certificate(
+                workers=workers, resume=tmp_path / f"{name}.journal", **SMALL_SETTINGS[case]
+            )
+            made[name] = issued.save(tmp_path / name).read_bytes()
+            made[name] += (tmp_path / f"{name}.journal").read_bytes()
+    assert made["inline"] == made["one"] == made["two"]
+
+
+def test_a_worker_that_would_compute_otherwise_is_noticed(
+    two: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parallel_cases.SCALE", 2.0)  # in this process only, as a script would
+    for changes in ({"metric": scaled}, {"planner": replace(planner(), denoiser=Scaled())}):
+        with pytest.raises(InputError, match=r"a worker process computes otherwise.*inline map"):
+            certificate(workers=two, **changes)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(InputError, match=r"computes otherwise than this one \(arithmetic\)"),
+    ):
+        certificate(workers=two)
+
+
+def test_what_no_worker_can_have_is_refused_in_one_sentence(two: Processes) -> None:
+    with pytest.raises(InputError, match=r"cannot be sent to another process.*inline map"):
+        certificate(workers=two, metric=lambda full, cached: (full - cached).abs().amax((1, 2)))
+    measuring = Measuring(
+        OpenLoop(PairedCalls(planner(), contexts(4), 4, rms_step, 0), 1.0, "call", None),
+        [(replace(planner(), device=torch.device("meta")), None)],
+    )
+    with pytest.raises(InputError, match=r"planner is on meta, which workers cannot share.*inline"):
+        next(two.map(measuring, []))

@@ -39,7 +39,7 @@ def test_entries_are_on_disk_before_put_returns(tmp_path: Path) -> None:
     journal = Journal(path, IDENTITY)
     for index in range(3):
         journal.put(str(index), index)
-        assert len(Journal(path, IDENTITY)) == index + 1
+        assert len(Journal(path, IDENTITY)._entries) == index + 1
 
 
 def test_floats_come_back_to_the_last_bit(tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_a_file_cut_anywhere_keeps_every_whole_entry(
     for place in range(1, 6):
         kept += cut >= sum(len(line) + 1 for line in lines[: place + 1]) - 1
     journal = Journal(path, IDENTITY)
-    assert len(journal) == kept
+    assert len(journal._entries) == kept
     for index in range(kept):
         assert journal.get(f"certify/{index}")[0]["evaluations"] == [index]
     journal.put("next", 1)
     again = Journal(path, IDENTITY)
-    assert len(again) == kept + 1 and again.get("next") == 1
+    assert len(again._entries) == kept + 1 and again.get("next") == 1
 
 
 def test_garbage_after_whole_lines_costs_only_itself(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_garbage_after_whole_lines_costs_only_itself(tmp_path: Path) -> None:
     filled(path)
     with path.open("ab") as file:
         file.write(b'["certify/5", [\xff\x00\xfe')
-    assert len(Journal(path, IDENTITY)) == 5
+    assert len(Journal(path, IDENTITY)._entries) == 5
     assert json.loads(path.read_text().split("\n")[5])[0] == "certify/4"
 
 
@@ -117,7 +117,7 @@ def test_an_empty_file_is_a_journal_to_be(tmp_path: Path) -> None:
     path = tmp_path / "j"
     path.touch()
     filled(path)
-    assert len(Journal(path, IDENTITY)) == 5
+    assert len(Journal(path, IDENTITY)._entries) == 5
 
 
 def no_space(*args: object) -> None:
@@ -136,7 +136,7 @@ def test_a_disk_that_fills_loses_nothing_and_says_what_to_do(
         with pytest.raises(CalibrationError, match="No space left"):
             Journal(path, IDENTITY)  # not even the copy without a tail fits
     resumed = Journal(path, IDENTITY)
-    assert len(resumed) >= 5
+    assert len(resumed._entries) >= 5
     assert resumed.get("certify/4") is not None
 
 
@@ -159,7 +159,7 @@ def test_a_really_full_device_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(os, "fdopen", on_the_device)
         with pytest.raises(CalibrationError, match="No space left on device"):
             Journal(path, IDENTITY)
-    assert len(Journal(path, IDENTITY)) == 5
+    assert len(Journal(path, IDENTITY)._entries) == 5
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:

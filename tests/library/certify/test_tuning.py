@@ -18,9 +18,8 @@ from certify_cases import Interrupting, contexts
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import max_step, rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.search import Search
-from muninn.certify.static_search import EVEN, Found
-from muninn.certify.tune import StaticSearch, adaptive_family, tune, tune_family
+from muninn.certify.search import EVEN, Found, Search
+from muninn.certify.tune import tune, tune_family
 from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.programs.forecast import Forecast
@@ -80,9 +79,8 @@ def test_a_family_runs_from_full_compute_to_ever_fewer_evaluations(family: Famil
 
 def test_the_tuned_plan_is_clearly_cheaper_than_even_anchors_at_equal_deviation() -> None:
     paired = paired_calls(count=96, steps=40)
-    search = Search(paired, 0.05, 0.1, Journal(None, {}), lambda steps: None)
-    static = StaticSearch(search)
-    program = static.family(*static.rank()).program
+    search = Search(paired, 0.05, 0.1)
+    program = search.static_family(*search.rank()).program
     forecast = program.forecast
     deviation, spent = score(paired, program)
     assert deviation < 1.3 * 0.05
@@ -99,17 +97,16 @@ def test_the_tuned_plan_is_clearly_cheaper_than_even_anchors_at_equal_deviation(
 
 
 def test_of_plans_with_equally_many_evaluations_the_closest_is_taken() -> None:
-    search = Search(paired_calls(), 0.1, 0.1, Journal(None, {}), lambda steps: None)
-    static = StaticSearch(search)
-    ranked, budget = static.rank()
+    search = Search(paired_calls(), 0.1, 0.1)
+    ranked, budget = search.rank()
     even = [candidate for candidate in ranked if candidate.model is None]
     assert len(even) == EVEN
     for candidate in even:
-        assert static.program(candidate, 5).plan == uniform(5, STEPS)
+        assert search.program(candidate, 5).plan == uniform(5, STEPS)
     for order in (ranked, ranked[::-1]):
-        found = static.family(order, budget)
+        found = search.static_family(order, budget)
         spent, excess = search.score(found.program).evaluations, search.score(found.program).excess
-        others = [search.score(static.program(candidate, round(spent))) for candidate in ranked]
+        others = [search.score(search.program(candidate, round(spent))) for candidate in ranked]
         assert excess <= min(other.excess for other in others if other.evaluations == spent)
 
 
@@ -117,12 +114,11 @@ def test_of_plans_with_equally_many_evaluations_the_closest_is_taken() -> None:
 def test_the_first_member_is_far_on_the_safe_side(kind: str) -> None:
     """In evaluations, which a threshold need not be proportional to."""
     paired = paired_calls(steps=60)
-    search = Search(paired, 0.2, 0.1, Journal(None, {}), lambda steps: None)
+    search = Search(paired, 0.2, 0.1)
     if kind == "static":
-        static = StaticSearch(search)
-        found: Found | None = static.family(*static.rank())
+        found: Found | None = search.static_family(*search.rank())
     else:
-        found = adaptive_family(search, [Forecast("sample", 0, True)])
+        found = search.adaptive_family([Forecast("sample", 0, True)])
     assert found is not None
     best = search.score(found.program).evaluations
     first = search.score(found.family.member(1)).evaluations
@@ -192,11 +188,10 @@ def test_the_objective_decides_between_the_two_kinds_of_plan(
     faster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paired = paired_calls(count=8, steps=6)
-    search = Search(paired, 0.1, 0.1, Journal(None, {}), lambda steps: None)
-    static = StaticSearch(search)
-    ranked, budget = static.rank()
-    kinds = {"static": static.family(ranked, budget)}
-    gates = adaptive_family(search, list(dict.fromkeys(c.forecast for c in ranked if c.model))[:2])
+    search = Search(paired, 0.1, 0.1)
+    ranked, budget = search.rank()
+    kinds = {"static": search.static_family(ranked, budget)}
+    gates = search.adaptive_family(list(dict.fromkeys(c.forecast for c in ranked if c.model))[:2])
     assert gates is not None
     kinds["adaptive"] = gates
     spent = {kind: search.score(found.program).evaluations for kind, found in kinds.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def closed_loop(unit: UnitName = "episode", **changes: object) -> ClosedLoop:
 def test_the_excess_of_a_unit_is_its_worst_call_against_that_calls_tolerance() -> None:
     outcome = Outcome([0.1, 0.3, 0.2], [0.1, 0.6, 0.1], [0.0] * 3, [5] * 3)
     assert outcome.excess == pytest.approx(2.0)
-    assert Outcome(**outcome.to_json()) == outcome
+    assert Outcome(**asdict(outcome)) == outcome
 
 
 # -- open loop -------------------------------------------------------------------------------

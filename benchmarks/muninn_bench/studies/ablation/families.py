@@ -6,9 +6,7 @@ import json
 
 from torch import Tensor
 
-from muninn.certify.journal import Journal
-from muninn.certify.search import Search
-from muninn.certify.tune import FIRST, Candidate, StaticSearch, adaptive_family
+from muninn.certify.search import FIRST, Candidate, Search
 from muninn.context import Context
 from muninn.engines.rounds import RoundRuntime
 from muninn.engines.runtime import Runtime
@@ -56,7 +54,7 @@ class Tuner:
         self._path = workbench.folder / "families.json"
         self._variants = workbench.folder / "variants.json"
         self._rivals = workbench.folder / "alternatives.json"
-        self._searches: dict[float, StaticSearch] = {}
+        self._searches: dict[float, Search] = {}
         self._rival_search: AlternativeSearch | None = None
 
     def family(self, kind: str, tolerance: float) -> Family:
@@ -96,22 +94,21 @@ class Tuner:
         made = (Alternative.from_json(entry) for entry in stored[str(count)])
         return {alternative.name: alternative for alternative in made}
 
-    def search(self, tolerance: float) -> StaticSearch:
+    def search(self, tolerance: float) -> Search:
         """Static plans for a tolerance."""
         if tolerance not in self._searches:
             paired = self._workbench.calls(TUNE)
             advance = self._workbench.task(f"tune for {tolerance:g}", 150)
-            search = Search(paired, tolerance, SHARE, Journal(None, {}), advance)
-            self._searches[tolerance] = StaticSearch(search)
+            self._searches[tolerance] = Search(paired, tolerance, SHARE, advance=advance)
         return self._searches[tolerance]
 
     def _static(self, tolerance: float) -> Family:
         search = self.search(tolerance)
-        return search.family(*search.rank()).family
+        return search.static_family(*search.rank()).family
 
     def _adaptive(self, tolerance: float) -> Family:
         static = self.family("static", tolerance)
-        found = adaptive_family(self.search(tolerance).search, [static.forecast])
+        found = self.search(tolerance).adaptive_family([static.forecast])
         return static if found is None else found.family
 
 

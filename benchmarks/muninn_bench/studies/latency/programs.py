@@ -10,11 +10,9 @@ import functools
 import math
 from collections.abc import Callable
 
-from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.search import Search
-from muninn.certify.static_search import MODELS, Candidate, StaticSearch
+from muninn.certify.search import MODELS, Candidate, Search
 from muninn.engines.rounds import RoundRuntime
 from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
@@ -88,11 +86,9 @@ class TunedPrograms:
         even = Program(FORECAST, Static(spread_steps(len(self.planner.sampler), self.count)))
         if self._calls is None:
             return even
-        search = StaticSearch(
-            Search(self._calls, 1.0, SHARE, Journal(None, {}), lambda count: None)
-        )
+        search = Search(self._calls, 1.0, SHARE)
         paths = [search.program(Candidate(FORECAST, model), self.count) for model in MODELS]
-        return min([even, *paths], key=lambda program: search.search.score(program).excess)
+        return min([even, *paths], key=lambda program: search.score(program).excess)
 
     @functools.cached_property
     def _alternatives(self) -> AlternativeSearch | None:

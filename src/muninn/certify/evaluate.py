@@ -1,0 +1,234 @@
+"""Evaluate: fresh calls judge whether a certificate's promise is kept."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from muninn.certify.cached import CachedPlanner, cache
+from muninn.certify.calibrate import whole
+from muninn.certify.certificate import Certificate
+from muninn.certify.metrics import Metric, Tolerance, metric_name, resolve
+from muninn.certify.risk import excess_p_value, units_needed, wilson
+from muninn.certify.sources import gather
+from muninn.certify.stored_context import restore
+from muninn.certify.units import Episodes, Outcome, UnitName, Units, units_of
+from muninn.context import Context, select, tensors
+from muninn.engines.choose import runtime_for
+from muninn.errors import CertificateError, InputError
+from muninn.identity.comparison import differences
+from muninn.model.planner import Planner
+from muninn.progress import bars
+
+LEVEL = 0.05
+"""A promise counts as broken where one that is kept gives so many violations more rarely."""
+
+TIMED = 21  # calls of each, after one to warm up
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What fresh calls say about a promise.
+
+    Attributes:
+        promise: :meth:`Certificate.promise`.
+        unit: ``call`` or ``episode``.
+        units, violations: how many were judged, and how many went beyond the tolerance.
+        risk: share of violations that was promised.
+        interval: 95% Wilson interval of the share.
+        p_value: exact, that the share is above the risk.
+        deviation: quantiles over calls, ``p50``, ``p95``, ``p99`` and ``max``.
+        evaluations: of the certified program, in the mean; full compute takes ``steps``.
+        seconds: median of a call of one row, ``full`` and ``certified``, on the planner's engine,
+            measured in turns. Times include the check that the network matches its certificate.
+        coverage: share of units within the per-call bound; 1 - risk was promised on average.
+        seed: of the noise.
+    """
+
+    promise: str
+    unit: str
+    units: int
+    violations: int
+    risk: float
+    interval: tuple[float, float]
+    p_value: float
+    deviation: dict[str, float]
+    evaluations: float
+    steps: int
+    seconds: dict[str, float]
+    coverage: float
+    seed: int
+
+    @property
+    def kept(self) -> bool:
+        """Whether these calls are compatible with the promise, at the level of 5%."""
+        return self.p_value >= LEVEL
+
+    def sentence(self) -> str:
+        """The judgement in one plain sentence."""
+        share, (low, high) = self.violations / self.units, self.interval
+        return (
+            f"{'Kept' if self.kept else 'Not kept'}: {self.violations} of {self.units} new "
+            f"{self.unit}s went beyond the tolerance ({share:.1%}, 95% interval {low:.1%} to "
+            f"{high:.1%}, p = {self.p_value:.2g}), and the promise was: {self.promise}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, the judgement included."""
+        return {"kept": self.kept, "sentence": self.sentence(), **asdict(self)}
+
+
+def evaluate(
+    planner: Planner,
+    certificate: Certificate | str | Path,
+    contexts: Context | Episodes | int,
+    *,
+    metric: Metric | None = None,
+    tolerance: Tolerance | None = None,
+    reference: Planner | None = None,
+    episode_of: Sequence[int] | None = None,
+    seed: int | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Judge a certificate by fresh calls, full compute and its program paired on the same noise.
+
+    Args:
+        planner: what is deployed.
+        certificate: its certificate, or the path of the file.
+        contexts: like those to come, and unseen by calibration; as in :func:`muninn.calibrate`.
+        metric, tolerance: where they are functions: a certificate keeps their names only.
+        reference, episode_of: what calibration was given.
+        seed: of the noise; by default one more than that of the calibration.
+        progress: show a progress bar.
+
+    Raises:
+        InputError: too few units (the message says how many are needed), or they are those of
+            the calibration; an argument does not fit the certificate.
+        CertificateError: the certificate was made for another planner, or other contexts.
+    """
+    if not isinstance(planner, Planner):
+        raise InputError(f"planner is a muninn.Planner, got {type(planner).__name__}")
+    fast = cache(planner, certificate)
+    made = fast.certificate
+    assert made is not None  # a mismatch is an error
+    seed = made.seed + 1 if seed is None else whole("seed", seed)
+    contexts = gather(contexts) if isinstance(contexts, Iterator) else contexts
+    _require_fresh(made, contexts, seed)
+    name, deviation = resolve(made.metric if metric is None else metric)
+    if name != made.metric:
+        raise InputError(f"the promise is in {made.metric}, got the metric {name}")
+    limit = made.tolerance if tolerance is None else tolerance
+    promised = made.tolerance_name if made.tolerance is None else made.tolerance
+    if limit is None or (metric_name(limit) if callable(limit) else limit) != promised:
+        raise InputError(f"the promise has the tolerance {promised}, got {limit}; pass that one")
+    truth = None if reference is None else reference.identity()
+    if found := differences("", {"reference": made.reference}, {"reference": truth}):
+        raise CertificateError(f"reference: {'; '.join(found)}; pass the one of calibration")
+    unit: UnitName = "call" if made.unit == "call" else "episode"
+    units = units_of(
+        planner, contexts, deviation, limit, unit, episode_of, seed, made.batch_size, reference
+    )
+    needed = units_needed(made.risk, made.confidence or 0.95)
+    if units.count < needed:
+        raise InputError(
+            f"{units.count} {unit}s cannot judge a risk of {made.risk:g}: give at least "
+            f"{needed} new ones, fewer do not show it even without a violation"
+        )
+    seconds = _seconds(fast, made, units)
+    outcomes: list[Outcome] = []
+    with bars(progress) as task:
+        advance = task(f"evaluate {unit}s", units.count)
+        for at in range(0, units.count, units.chunk):
+            chunk = range(at, min(at + units.chunk, units.count))
+            outcomes += units.measure(made.program, chunk)
+            advance(len(chunk))
+    return _judged(made, units, outcomes, seconds, seed)
+
+
+def _judged(
+    made: Certificate, units: Units, outcomes: list[Outcome], seconds: dict[str, float], seed: int
+) -> Evaluation:
+    violations = sum(outcome.excess > 1.0 for outcome in outcomes)
+    deviation = np.concatenate([outcome.deviation for outcome in outcomes])
+    bounds = [made.bound(np.array(outcome.estimate)) for outcome in outcomes]
+    covered = [
+        np.all(outcome.deviation <= bound) for outcome, bound in zip(outcomes, bounds, strict=True)
+    ]
+    marginal_units = made.counts["certify"] if made.confidence is None else None
+    return Evaluation(
+        promise=made.promise(),
+        unit=made.unit,
+        units=units.count,
+        violations=violations,
+        risk=made.risk,
+        interval=wilson(violations, units.count),
+        p_value=excess_p_value(violations, units.count, made.risk, marginal_units),
+        deviation={
+            name: float(np.quantile(deviation, share))
+            for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items()
+        },
+        evaluations=float(np.concatenate([each.evaluations for each in outcomes]).mean()),
+        steps=made.identity["sampler"]["steps"],
+        seconds=seconds,
+        coverage=float(np.mean(covered)),
+        seed=seed,
+    )
+
+
+def _require_fresh(made: Certificate, contexts: Context | Episodes | int, seed: int) -> None:
+    """Raise InputError where calls are of another kind than calibrated, or the calibrated ones."""
+    if isinstance(contexts, Episodes) != (made.loop == "closed"):
+        wanted = "muninn.Episodes" if made.loop == "closed" else "contexts, or a number of calls"
+        raise InputError(f"this is a certificate of the {made.loop} loop: give {wanted}")
+    if seed == made.seed:
+        raise InputError(f"seed {seed} is that of the calibration; take another for fresh calls")
+    if made.questions is None or isinstance(contexts, Episodes | int):
+        return
+    asked, given = made.questions, dict(tensors(contexts))
+    # The questions hold the first and the last calibrated context.
+    held = dict(tensors(restore(asked.context, asked.arrays, torch.device("cpu"))))
+    rows = {len(values) for values in given.values()}
+    if len(rows) != 1 or any(
+        len(held.get(path, ())) != 2 or held[path].shape[1:] != values.shape[1:]
+        for path, values in given.items()
+    ):
+        return
+    same = torch.ones(2, rows.pop(), dtype=torch.bool)
+    for path, values in given.items():
+        for place in (0, 1):
+            same[place] &= (values.cpu() == held[path][place]).flatten(1).all(dim=1)
+    # Contexts of few kinds are met again by chance, but then more than once.
+    if (same.sum(dim=1) == 1).all() and not (same[0] & same[1]).any():
+        raise InputError(
+            "these contexts were calibrated on: the certificate holds the first and the last of "
+            "them. Only new contexts can judge it"
+        )
+
+
+def _seconds(fast: CachedPlanner, made: Certificate, units: Units) -> dict[str, float]:
+    """Median seconds of single calls, both in turns, each round beginning with the other.
+
+    Raises:
+        CertificateError: calls like these do not fit the certificate.
+    """
+    full = runtime_for(fast.planner, made.family.member(0))
+    turns: list[tuple[str, Callable[..., object]]] = [("full", full), ("certified", fast)]
+    times: dict[str, list[float]] = {name: [] for name, _ in turns}
+    context, noise = units.examples(TIMED + 1)
+    for row in range(TIMED + 1):
+        one, drawn = select(context, torch.tensor([row])), noise.select(slice(row, row + 1))
+        for name, run in turns:
+            began = time.perf_counter()
+            run(one, noise=drawn)
+            if fast.planner.device.type == "cuda":
+                torch.cuda.synchronize(fast.planner.device)
+            times[name].append(time.perf_counter() - began)
+        turns.reverse()
+    return {name: statistics.median(spent[1:]) for name, spent in times.items()}

@@ -1,0 +1,101 @@
+"""A planner and its contexts from a user's own file, named as ``my_policy.py:function``."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from muninn.certify.sources import gather
+from muninn.certify.units import Episodes
+from muninn.context import Context, require_rows, select
+from muninn.errors import InputError, MuninnError
+from muninn.model.planner import Planner
+
+
+def load(target: str) -> tuple[Planner, Context | Episodes | int, Path]:
+    """What the function of a file returns, and the file; its folder is importable from then on.
+
+    Raises:
+        InputError: there is no such file or function, it fails (the message names the line), or
+            it returns something else than ``(planner, contexts)``.
+    """
+    file, _, name = target.rpartition(":")
+    if not (file.endswith(".py") and name.isidentifier()):
+        raise InputError(f"{target!r} names no function of a file; write my_policy.py:function")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise InputError(f"{path}: no such file; give the path of a Python file and a function")
+    known = sys.modules.get(path.stem)
+    if known is not None and Path(getattr(known, "__file__", None) or "").resolve() != path:
+        raise InputError(f"{path.name} has the name of another module, {path.stem}; rename it")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that a worker process can import what is defined there
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    with blamed(path):
+        spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [k for k, v in vars(module).items() if inspect.isfunction(v) and k[0] != "_"]
+        raise InputError(
+            f"{path.name} has no function {name!r}; it has {', '.join(own) or 'no function'}"
+        )
+    with blamed(path):
+        made = function()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Planner)):
+        kinds = [type(part).__name__ for part in (made if isinstance(made, tuple) else [made])]
+        raise InputError(
+            f"{name}() returned {', '.join(kinds)}; it must return (planner, contexts): a "
+            "muninn.Planner, and tensors (calls, ...), muninn.Episodes or a number of calls"
+        )
+    return *made, path
+
+
+@contextmanager
+def blamed(path: Path) -> Iterator[None]:
+    """Turn an error that a user's file raises into one line that names the place.
+
+    Raises:
+        InputError: names file, line and error. Errors that never passed the file stay as they are.
+    """
+    try:
+        yield
+    except MuninnError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path]
+        if isinstance(error, SyntaxError) and error.filename == str(path):
+            lines = [error.lineno]
+        if not lines:
+            raise
+        said = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise InputError(f"{path.name}, line {lines[-1]}: {said}") from error
+
+
+def some(contexts: Context, calls: int | None, *, last: bool = False) -> Context:
+    """As many calls of what a function returned as are wanted: the first ones, or the last.
+
+    Raises:
+        InputError: there are fewer, or it cannot be known how many there are.
+    """
+    if isinstance(contexts, Episodes):
+        return contexts if calls is None else replace(contexts, count=calls)
+    if contexts is None or isinstance(contexts, Iterator):
+        if calls is None:
+            raise InputError("the function leaves open how many calls there are: say --calls N")
+        return calls if contexts is None else gather(contexts, calls)
+    if calls is None or isinstance(contexts, int):
+        return contexts if calls is None else calls
+    rows = require_rows(contexts)
+    if not 0 < calls <= rows:
+        raise InputError(f"--calls {calls}: the function returned {rows} contexts")
+    return select(contexts, slice(rows - calls, rows) if last else slice(calls))

@@ -1,0 +1,103 @@
+"""The map: order, laziness, errors and interruptions are the same here and in processes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from muninn.errors import InputError
+from muninn.parallel import Inline, Map, Processes
+from parallel_cases import fails_at, process_of, slow_first
+
+
+@pytest.fixture(scope="module", params=[0, 2])
+def workers(request: pytest.FixtureRequest) -> Iterator[Map]:
+    with Processes(request.param) if request.param else Inline() as made:
+        yield made
+
+
+def test_results_come_in_the_order_of_items(workers: Map) -> None:
+    steps: list[int] = []
+    found = list(workers.map(slow_first, range(7), steps.append))
+    assert [value for value, _ in found] == [item * item for item in range(7)]
+    assert steps == [1] * 7
+    assert list(workers.map(slow_first, [])) == []
+
+
+def test_an_endless_iterator_is_read_as_far_as_results_are_taken(workers: Map) -> None:
+    taken = itertools.count()
+    results = workers.map(slow_first, taken)
+    assert [value for value, _ in itertools.islice(results, 3)] == [0, 1, 4]
+    assert next(taken) <= 8
+
+
+def test_an_exception_keeps_its_type_and_message_and_names_the_item(workers: Map) -> None:
+    results = workers.map(partial(fails_at, 2), range(5))
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(InputError, match=r"^no 2$") as raised:
+        next(results)
+    assert "item 2 of the map" in str(raised.value.__cause__)
+    assert list(workers.map(partial(fails_at, 9), range(3))) == [0, 1, 2]  # it goes on
+
+
+def test_workers_are_other_processes_with_one_thread_each() -> None:
+    with Processes(2) as workers:
+        assert {threads for _, threads in workers.map(slow_first, range(4))} == {1}
+        assert os.getpid() not in set(workers.map(process_of, range(4)))
+
+
+def test_what_cannot_be_sent_is_said_before_anything_runs() -> None:
+    with (
+        Processes(1) as workers,
+        pytest.raises(InputError, match=r"use the inline map.*Inline\(\)"),
+    ):
+        next(workers.map(lambda item: item, [1]))
+    with pytest.raises(InputError, match="with Processes"):
+        next(Processes(1).map(process_of, [1]))
+    with pytest.raises(InputError, match="at least one worker, got 0"):
+        Processes(0)
+
+
+INTERRUPTED = """
+import sys, time
+from muninn.parallel import Processes
+def forever(item):
+    time.sleep(600)
+if __name__ == "__main__":
+    with Processes(2) as workers:
+        found = workers.map(forever, range(9))
+        print("begun", flush=True)
+        try:
+            next(found)
+        except KeyboardInterrupt:
+            raise SystemExit(7)
+"""
+
+
+def test_ctrl_c_ends_the_workers_at_once(tmp_path: os.PathLike[str]) -> None:
+    script = os.path.join(tmp_path, "script.py")
+    with open(script, "w") as file:
+        file.write(INTERRUPTED)
+    process = subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    time.sleep(4.0)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+    assert process.wait(timeout=30) == 7
+    assert not living(process.pid)
+
+
+def living(group: int) -> list[str]:
+    """Processes of a group that still run."""
+    listed = subprocess.run(["ps", "-eo", "pgid,stat,args"], capture_output=True, text=True).stdout
+    found = [line.split(None, 2) for line in listed.splitlines()[1:]]
+    return [args for own, state, args in found if own == str(group) and "Z" not in state]
