@@ -5,7 +5,7 @@ Everything is a function of measured cells; nothing is run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,37 +48,27 @@ class Choice:
         return None if self.test is None else "full" if self.place < 0 else self.place
 
 
-def certified_place(
-    family: Sequence[Cell],
-    tolerance: float,
-    risk: float,
-    confidence: float,
-    calls: int | None = None,
-) -> int:
+def certified_place(deviation: FloatArray, tolerance: float, risk: float, confidence: float) -> int:
     """Index of the member that a confident certificate names; -1 for full compute.
 
-    The scan of :func:`muninn.certify.risk.choose_member` over the first ``calls`` calls of the
-    cells, with full compute as the most careful member.
+    The scan of :func:`muninn.certify.risk.choose_member` over deviations (calls, members), with
+    full compute as the most careful member.
 
     Raises:
         CalibrationError: there are too few calls.
     """
-    excess = deviations(family)[:calls] / tolerance
-    return choose_member(np.pad(excess, ((0, 0), (1, 0))), risk, confidence) - 1
+    return choose_member(np.pad(deviation / tolerance, ((0, 0), (1, 0))), risk, confidence) - 1
 
 
 def certified(
     raw: Raw, method: str, tolerance: float, risk: float, calls: int | None = None
 ) -> Choice:
     """What a certificate made from the calibrate cells of a method, or their first calls, names."""
-    family = raw.family(method, CALIBRATE)
-    if not family:
-        return Choice(-1, None, None, NOT_MEASURED)
-    try:
-        place = certified_place(family, tolerance, risk, raw.confidence, calls)
-    except CalibrationError:
-        return Choice(-1, None, None, TOO_FEW)
-    return _choice(raw, family, place)
+
+    def place(deviation: FloatArray) -> int:
+        return certified_place(deviation[:calls], tolerance, risk, raw.confidence)
+
+    return _choose(raw, method, place)
 
 
 def heuristic(raw: Raw, method: str, tolerance: float, risk: float) -> Choice:
@@ -87,20 +77,20 @@ def heuristic(raw: Raw, method: str, tolerance: float, risk: float) -> Choice:
     What one does without a certificate: a threshold set on a sample, with no correction for its
     size and no care about members in between.
     """
-    family = raw.family(method, CALIBRATE)
-    if not family:
-        return Choice(-1, None, None, NOT_MEASURED)
-    shares = (deviations(family)[:HEURISTIC_CALLS] > tolerance).mean(axis=0)
-    return _choice(raw, family, int(np.flatnonzero(shares <= risk + 1e-12).max(initial=-1)))
+
+    def place(deviation: FloatArray) -> int:
+        shares = (deviation[:HEURISTIC_CALLS] > tolerance).mean(axis=0)
+        return int(np.flatnonzero(shares <= risk + 1e-12).max(initial=-1))
+
+    return _choose(raw, method, place)
 
 
 def neighbour(raw: Raw, method: str, choice: Choice, offset: int) -> Cell | None:
     """The test cell ``offset`` members from the chosen one; None beyond the family's ends."""
-    family = raw.family(method, CALIBRATE)
-    place = choice.place + offset
-    if choice.why or not family or not -1 <= place < len(family):
+    place, members = choice.place + offset, len(raw.family(method, CALIBRATE))
+    if choice.why or not -1 <= place < members:
         return None
-    return _choice(raw, family, place).test
+    return _choose(raw, method, lambda _: place).test
 
 
 def deviations(family: Sequence[Cell]) -> FloatArray:
@@ -109,13 +99,17 @@ def deviations(family: Sequence[Cell]) -> FloatArray:
     return np.stack([cell.deviation[:calls] for cell in family], axis=1).astype(np.float64)
 
 
-def _choice(raw: Raw, family: Sequence[Cell], place: int) -> Choice:
-    if place < 0:
-        chosen, test = None, raw.full
-    else:
-        chosen = family[place]
+def _choose(raw: Raw, method: str, rule: Callable[[FloatArray], int]) -> Choice:
+    """The member at the place that a rule finds in the deviations of the calibrate cells."""
+    family = raw.family(method, CALIBRATE)
+    try:
+        place = rule(deviations(family)) if family else -1
+    except CalibrationError:
+        return Choice(-1, None, None, TOO_FEW)
+    chosen, test = (None, raw.full if family else None) if place < 0 else (family[place], None)
+    if chosen is not None:
         wanted = replace(chosen.key, stream=TEST)
-        test = next((cell for cell in raw.family(wanted.method) if cell.key == wanted), None)
+        test = next((cell for cell in raw.family(method) if cell.key == wanted), None)
     return Choice(place, chosen, test, "" if test else NOT_MEASURED)
 
 

@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.measure.statistics import mean, proportion, spearman
+from muninn_bench.report.study_page import table
 from muninn_bench.report.table import Row
 from muninn_bench.studies.ablation.analysis import call_bound, certified
-from muninn_bench.studies.ablation.raw import Cell, Raw
+from muninn_bench.studies.ablation.raw import Cell, Raw, settings_text
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE, UNITS
-from muninn_bench.studies.ablation.tables import figures, settings_text, table, title_of
+from muninn_bench.studies.ablation.tables import figures, title_of
 
 Indices = npt.NDArray[np.intp]
 
@@ -112,12 +113,15 @@ def cost_model(raw: Raw) -> Iterator[Row | str]:
 def probe_price(raw: Raw) -> Iterator[Row]:
     """Median times at batch 1; the share is probe / full network, paid at every step."""
     for name, own in raw.overhead.get("networks", {}).items():
-        full = own["full_ms"]
-        # Only where the network is the one timed here are the parts its own.
-        cores = raw.overhead["core_ms"] if full == raw.overhead["full_ms"] else {}
         for depth, stem in own["stem_ms"].items():
-            times = {"full ms": full, "probe ms": stem, "core ms": cores.get(depth)}
-            yield {"network": name, "probe": depth, **times, "share": stem / full}
+            yield {
+                "network": name,
+                "probe": depth,
+                "full ms": own["full_ms"],
+                "probe ms": stem,
+                "core ms": raw.overhead["core_ms"][depth],
+                "share": stem / own["full_ms"],
+            }
 
 
 def adaptive_programs(raw: Raw) -> dict[str, Cell]:
@@ -128,11 +132,11 @@ def adaptive_programs(raw: Raw) -> dict[str, Cell]:
     programs = {}
     near = sorted(raw.tolerances, key=lambda value: abs(np.log(value / TOLERANCE)))
     for units in ("algorithm", "mended"):
-        cells = {value: raw.paper(value, RISK, units) for value in near}
-        known = {value: cell for value, cell in cells.items() if cell is not None}
-        varying = {value: cell for value, cell in known.items() if np.ptp(cell.evaluations) > 0}
-        for value, cell in list((varying or known).items())[:1]:
-            programs[f"paper, {units}, tolerance {value:g}"] = cell
+        cells = [raw.paper(value, RISK, units) for value in near]
+        known = [cell for cell in cells if cell is not None]
+        varying = [cell for cell in known if np.ptp(cell.evaluations) > 0]
+        for cell in (varying or known)[:1]:
+            programs[f"paper, {units}, tolerance {cell.key.settings['tolerance']:g}"] = cell
     for tolerance in raw.tolerances_of("adaptive"):
         choice = certified(raw, f"adaptive-{tolerance:g}", tolerance, RISK)
         if choice.test is not None and choice.place >= 0:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from muninn_bench.measure.statistics import Estimate, mean, proportion
 from muninn_bench.report import style
+from muninn_bench.report.study_page import picture
 from muninn_bench.report.style import INK
 from muninn_bench.studies.ablation import findings
 from muninn_bench.studies.ablation.analysis import certified, probe_correlations
 from muninn_bench.studies.ablation.published import risk_programs
 from muninn_bench.studies.ablation.raw import TEST, Cell, Raw
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE, UNITS
-from muninn_bench.studies.ablation.tables import BASELINES, CERTIFIED, FIGURES, TITLES, told
+from muninn_bench.studies.ablation.tables import BASELINES, CERTIFIED, FIGURES, TITLES
 
 # Okabe and Ito's palette and darker relatives; markers tell the lines apart without colour.
 CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -46,42 +46,6 @@ OUTCOMES = {
 STEP = "sampler step (0 is the noisiest)"
 Points = list[tuple[float, float]]
 Across = Callable[[Cell], float | None]
-
-
-PICTURES: list[tuple[str, float, Callable[[Raw], Sequence[Any]], Callable[..., None]]] = []
-
-
-def picture(
-    below: str, height: float, panels: Callable[[Raw], Sequence[Any]] = lambda raw: [None]
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Keep ``make(raw, axis, panel)``, which draws each panel of the picture below a table."""
-
-    def decorate(make: Callable[..., None]) -> Callable[..., None]:
-        PICTURES.append((below, height, panels, make))
-        return make
-
-    return decorate
-
-
-def draw(raw: Raw, out: Path) -> dict[str, tuple[str, str]]:
-    """Draw what can be drawn: by the name of a table, the file below it and its caption."""
-    drawn = {}
-    for below, height, panels, make in PICTURES:
-        found = panels(raw)
-        if not found:
-            continue
-        figure, (axes,) = style.subplots(1, len(found), 9.0, height, squeeze=False)
-        for axis, panel in zip(axes, found, strict=True):
-            axis.grid(alpha=0.25, linewidth=0.6)
-            make(raw, axis, panel)
-            if axis is not axes[0] and axis.get_ylabel() == axes[0].get_ylabel():
-                axis.set_ylabel("")
-        if any(axis.collections or axis.get_legend_handles_labels()[0] for axis in axes):
-            style.outside_legend(figure)
-            path = style.save(figure, out / f"{make.__name__}.png")
-            drawn[below] = (path.name, told(make.__doc__, raw))
-        style.close(figure)
-    return drawn
 
 
 def _line(axis: Any, kind: str, points: Points, label: str) -> None:
@@ -308,3 +272,8 @@ def frontier(raw: Raw, axis: Any, _: None) -> None:
     """
     _programs(axis, raw, _spent, "p95 deviation")
     _deviation_axes(axis, raw)
+
+
+PICTURES = (
+    promise, risk, probes, variants, time, difficulty, reliability, charged, frontier,
+)  # fmt: skip

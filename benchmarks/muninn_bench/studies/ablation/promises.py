@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from muninn_bench.measure.statistics import excess_p_value, holm, proportion
+from muninn_bench.report.study_page import table
 from muninn_bench.report.table import Row
 from muninn_bench.studies.ablation.analysis import HOLM_LEVEL, Choice, certified, deviations
 from muninn_bench.studies.ablation.raw import CALIBRATE, Raw
@@ -16,14 +17,8 @@ from muninn_bench.studies.ablation.tables import (
     CERTIFIED,
     TITLES,
     figures,
-    table,
     title_of,
 )
-
-
-def _label(method: str) -> str:
-    """A family's name in a table in which every row is certified."""
-    return CERTIFIED.get(method.partition("-")[0]) or title_of(method, tuned=False)
 
 
 @table("vii_ours", "(vii) Our parts")
@@ -48,7 +43,7 @@ def our_parts(raw: Raw) -> Iterator[Row]:
                 choice = certified(raw, method, tolerance, RISK, calls)
                 yield {
                     "tolerance": tolerance,
-                    "family": _label(method),
+                    "family": title_of(method, tuned=False),
                     "calibrate calls": calls,
                     "member": choice.member,
                     **figures(raw, choice, tolerance, names),
@@ -86,7 +81,7 @@ def promise(raw: Raw) -> Iterator[Row | str]:
                 least[method] = _least(raw, method, choice, needed[method])
             yield {
                 "tolerance": tolerance,
-                "program": _label(method),
+                "program": title_of(method, tuned=False),
                 "member": choice.member,
                 **figures(raw, choice, tolerance, names),
             }

@@ -8,12 +8,13 @@ from functools import partial
 import numpy as np
 
 from muninn_bench.measure.statistics import Share, mean, proportion
+from muninn_bench.report.study_page import table
 from muninn_bench.report.table import Row
 from muninn_bench.studies.ablation import analysis
 from muninn_bench.studies.ablation.analysis import NOT_MEASURED, Choice, certified
 from muninn_bench.studies.ablation.raw import Cell, Raw
 from muninn_bench.studies.ablation.settings import LONGEST_AGE, RISK, UNITS
-from muninn_bench.studies.ablation.tables import CERTIFIED, FIGURES, figures, table
+from muninn_bench.studies.ablation.tables import CERTIFIED, FIGURES, figures
 
 Choose = Callable[[float], Choice]
 _SWEPT_FIGURES = tuple(name for name in FIGURES if name not in ("median ms", "p95 deviation"))
@@ -28,15 +29,11 @@ def tolerances(raw: Raw) -> Iterator[Row]:
     """
     names = tuple(name for name in FIGURES if name != "p95 deviation")
     for tolerance in raw.tolerances:
-        programs: dict[str, Cell | Choice | None] = {}
-        for kind, name in CERTIFIED.items():
-            choice = certified(raw, f"{kind}-{tolerance:g}", tolerance, RISK)
-            if choice.why != NOT_MEASURED or kind == "static":
-                programs[name] = choice
-        programs |= {f"paper, {units}": raw.paper(tolerance, RISK, units) for units in UNITS}
-        for name, chosen in programs.items():
-            own = figures(raw, chosen, tolerance, names)
-            yield {"tolerance": tolerance, "program": name, **own}
+        programs = risk_programs(raw, tolerance)
+        for name in (*CERTIFIED.values(), *(f"paper, {units}" for units in UNITS)):
+            if name in programs:
+                own = figures(raw, programs[name](RISK), tolerance, names)
+                yield {"tolerance": tolerance, "program": name, **own}
 
 
 def risk_programs(raw: Raw, tolerance: float) -> dict[str, Choose]:
@@ -46,12 +43,9 @@ def risk_programs(raw: Raw, tolerance: float) -> dict[str, Choose]:
         cell = raw.paper(tolerance, risk, units, longest_age=age)
         return Choice(0, None, cell, "" if cell else NOT_MEASURED)
 
-    programs: dict[str, Choose] = {
-        f"paper, {units}": partial(paper, units, None) for units in UNITS
-    }
-    for units in ("algorithm", "mended"):
-        name = f"paper, {units}, age at most {LONGEST_AGE}"
-        programs[name] = partial(paper, units, LONGEST_AGE)
+    programs: dict[str, Choose] = {f"paper, {own}": partial(paper, own, None) for own in UNITS}
+    for own in ("algorithm", "mended"):
+        programs[f"paper, {own}, age at most {LONGEST_AGE}"] = partial(paper, own, LONGEST_AGE)
     for method, name in (("probethresh", "fixed score threshold"), ("fixedskip", "fixed skip")):
         programs[name] = partial(analysis.heuristic, raw, method, tolerance)
     for kind, name in CERTIFIED.items():

@@ -25,7 +25,7 @@ from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.model.schedule import FloatArray
 from muninn.paper.ghost import GhostPairs
-from muninn_bench.studies.ablation.settings import TOLERANCE
+from muninn_bench.studies.ablation.settings import RISK, TOLERANCE
 
 CALIBRATE, TEST = "calibrate", "test"
 
@@ -105,6 +105,19 @@ def load_cell(path: Path) -> Cell:
     return Cell(Key(**described), device, **arrays)
 
 
+def settings_text(settings: dict[str, Any]) -> str:
+    """Settings in one short line.
+
+    >>> settings_text({"threshold": 0.1, "look_back": True})
+    'threshold 0.1, look_back True'
+    """
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in settings.items()
+        if not isinstance(value, dict | list)
+    )
+
+
 _PAPER_KEYS = ("sensitivity", "longest_age", "prefix", "suffix", "calls", "depth", "score")
 
 
@@ -142,21 +155,17 @@ class Raw:
 
     @classmethod
     def load(cls, folder: Path) -> Raw:
-        """Read a folder.
-
-        Raises:
-            InputError: it holds no cells, or not what they are of.
-        """
+        """Read a folder; InputError if it holds no cells, or no word of what they are of."""
         paths = sorted((folder / "cells").glob("*.safetensors"))
-        if not paths or not (folder / "study.json").is_file():
+        files = [folder / name for name in ("study.json", "timing.json", "overhead.json")]
+        if not paths or not files[0].is_file():
             raise InputError(
                 f"{folder} holds no measured cell (cells/*.safetensors) or no study.json; run the "
                 "study first, or give the folder it wrote"
             )
-        files = [folder / name for name in ("study.json", "timing.json", "overhead.json")]
         read = [json.loads(file.read_text()) if file.is_file() else {} for file in files]
-        clearance = folder / "clearance.npy"
         info, timing, overhead = read
+        clearance = folder / "clearance.npy"
         return cls(
             folder,
             tuple(load_cell(path) for path in paths),
@@ -188,10 +197,8 @@ class Raw:
 
     def find(self, method: str, **settings: Any) -> Cell | None:
         """The test cell of a method whose settings agree with those given."""
-        for cell in self.family(method):
-            if all(cell.key.settings.get(name) == value for name, value in settings.items()):
-                return cell
-        return None
+        found = (c for c in self.family(method) if settings.items() <= c.key.settings.items())
+        return next(found, None)
 
     @cached_property
     def full(self) -> Cell | None:
@@ -201,6 +208,19 @@ class Raw:
     def tolerances_of(self, kind: str) -> list[float]:
         """Tolerances for which a family ``{kind}-{tolerance}`` was measured."""
         return [value for value in self.tolerances if f"{kind}-{value:g}" in self.methods]
+
+    def words(self) -> dict[str, Any]:
+        """What the texts of tables and pictures name in braces."""
+        usual = f" Unless said otherwise, the paper's method has {settings_text(self.published)}."
+        return {
+            "risk": RISK,
+            "kept": 1.0 - RISK,
+            "tolerance": TOLERANCE,
+            "confidence": self.confidence,
+            "doubt": 1.0 - self.confidence,
+            "usual": usual if self.published else "",
+            "hardware": self.timing.get("hardware"),
+        }
 
     # -- times -------------------------------------------------------------------------------
 
@@ -242,10 +262,8 @@ class Raw:
     @cached_property
     def risk_tolerances(self) -> list[float]:
         """Tolerances at which the published method was run for more than one risk."""
-        asked = {
-            (c.key.settings["tolerance"], c.key.settings["risk"]) for c in self.family("paper")
-        }
-        risks = Counter(tolerance for tolerance, _ in asked)
+        asked = [cell.key.settings for cell in self.family("paper")]
+        risks = Counter(value for value, _ in {(own["tolerance"], own["risk"]) for own in asked})
         return sorted(value for value, count in risks.items() if count > 1) or [TOLERANCE]
 
     def sweep(self, *varied: str) -> list[Cell]:

@@ -15,7 +15,7 @@ from muninn.progress import bars
 from muninn_bench.measure.protocol import plain
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.studies.ablation import settings as grid
-from muninn_bench.studies.ablation.analysis import certified_place
+from muninn_bench.studies.ablation.analysis import certified_place, deviations
 from muninn_bench.studies.ablation.families import Families
 from muninn_bench.studies.ablation.probed import ProbedPrograms
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell
@@ -108,7 +108,7 @@ def _measure_gates(bench: Workbench, family: list[Member], tolerance: float) -> 
     """Gates decide per call, which a batch pays for: test the certified member only, in full."""
     cells = _measure(bench, f"gate {family[0].method}", family, (CALIBRATE,))
     try:
-        place = certified_place(cells, tolerance, grid.RISK, grid.CONFIDENCE)
+        place = certified_place(deviations(cells), tolerance, grid.RISK, grid.CONFIDENCE)
     except CalibrationError:  # too few calls for a certificate: a miniature
         place = len(cells) - 1
     chosen = [family[place]] if place >= 0 else []

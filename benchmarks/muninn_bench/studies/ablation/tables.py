@@ -1,19 +1,15 @@
-"""How the study's tables are made: names of methods, texts, and the columns most tables share."""
+"""Names of the methods, and the columns that most tables share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from muninn_bench.measure.statistics import mean, proportion
-from muninn_bench.report.table import Row, Table, Value
+from muninn_bench.report.table import Row, Value
 from muninn_bench.studies.ablation.analysis import NOT_MEASURED, Choice
 from muninn_bench.studies.ablation.raw import Cell, Raw
-from muninn_bench.studies.ablation.settings import RISK, TOLERANCE
-
-Maker = Callable[..., Iterator[Row | str]]
 
 TITLES = {
     "full": "full compute",
@@ -36,50 +32,19 @@ BASELINES = tuple(TITLES)[3:-1]
 
 
 def title_of(method: str, *, tuned: bool = True) -> str:
-    """A method's name for people, with the tolerance it was tuned for unless told otherwise.
+    """A method's name for people, with the tolerance it was tuned for.
+
+    Not ``tuned``, it is the name in a table in which every row is certified.
 
     >>> title_of("static-0.05"), title_of("static-0.05", tuned=False)
-    ('our cache, static plan (tuned for 0.05)', 'our cache, static plan')
+    ('our cache, static plan (tuned for 0.05)', 'certified cache, static plan')
     """
-    if method.startswith("variant-"):
-        return "variant: " + method.removeprefix("variant-").replace("-", ", ")
-    kind, _, tolerance = method.partition("-")
-    name = TITLES.get(kind, kind)
-    return f"{name} (tuned for {tolerance})" if tolerance and tuned else name
-
-
-def told(text: str | None, raw: Raw, **given: Any) -> str:
-    """A text on one line, what stands in braces filled in: the study's numbers, and those given."""
-    usual = f" Unless said otherwise, the paper's method has {settings_text(raw.published)}."
-    words = {
-        "risk": RISK,
-        "kept": 1.0 - RISK,
-        "tolerance": TOLERANCE,
-        "confidence": raw.confidence,
-        "doubt": 1.0 - raw.confidence,
-        "usual": usual if raw.published else "",
-        "hardware": raw.timing.get("hardware", "hardware not recorded"),
-    }
-    return " ".join((text or "").split()).format(**{**words, **given})
-
-
-def table(name: str, title: str, *, long: bool = False) -> Callable[[Maker], Callable[..., Table]]:
-    """Make a table of a generator of rows, whose docstring stands above it; text is a note.
-
-    Name, title and docstring are :func:`told`, with the generator's own keyword arguments.
-    """
-
-    def decorate(make: Maker) -> Callable[..., Table]:
-        def made(raw: Raw, **given: Any) -> Table:
-            found = list(make(raw, **given))
-            rows = [row for row in found if isinstance(row, dict)]
-            notes = [note for note in found if isinstance(note, str)]
-            heads = [told(text, raw, **given) for text in (name, title, make.__doc__)]
-            return Table(heads[0], heads[1], heads[2], rows, notes, long)
-
-        return made
-
-    return decorate
+    kind, _, rest = method.partition("-")
+    if kind == "variant":
+        return "variant: " + rest.replace("-", ", ")
+    if not tuned:
+        return {**TITLES, **CERTIFIED}[kind]
+    return TITLES.get(kind, kind) + (f" (tuned for {rest})" if rest else "")
 
 
 FIGURES: dict[str, Callable[[Raw, Cell, float], Value]] = {
@@ -112,19 +77,6 @@ def figures(raw: Raw, chosen: Cell | Choice | None, tolerance: float, names: Seq
 def relative_success(raw: Raw, cell: Cell) -> float | None:
     """Successes in percent of those of full compute on the same calls; None if not driven."""
     reference = raw.full.success[: len(cell.success)] if raw.full else cell.success[:0]
-    if not len(cell.success) or len(reference) < len(cell.success) or not reference.any():
+    if len(reference) < len(cell.success) or not reference.any():
         return None
     return float(100.0 * cell.success.sum() / reference.sum())
-
-
-def settings_text(settings: dict[str, Any]) -> str:
-    """Settings in one short line.
-
-    >>> settings_text({"threshold": 0.1, "look_back": True})
-    'threshold 0.1, look_back True'
-    """
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in settings.items()
-        if not isinstance(value, dict | list)
-    )

@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from muninn.files import write_whole
 from muninn.paper.score import SCORES
-from muninn.paper.split import DEPTHS, split_of
+from muninn.paper.split import DEPTHS, Split, split_of
 from muninn_bench.measure.turns import take_turns, time_call
 from muninn_bench.studies.ablation.raw import TEST
 from muninn_bench.studies.ablation.workbench import Member, Workbench
@@ -81,27 +82,23 @@ def time_parts(workbench: Workbench) -> None:
         seconds = [time_call(action, device)[0] for _ in range(WARM_UP + REPEATS)]
         return 1e3 * float(np.median(seconds[WARM_UP:]))
 
+    def probe(split: Split) -> object:
+        return split.feature(split.stem(x, told, context), x)
+
     prediction = planner.denoiser(x, told, context)
     document: dict[str, Any] = {
-        "stem_ms": {},
-        "core_ms": {},
         "full_ms": timed(lambda: planner.denoiser(x, told, context)),
         "step_ms": timed(lambda: planner.advance(x, prediction, middle, None, context)),
+        "stem_ms": {},
+        "core_ms": {},
     }
     for depth in DEPTHS:
         split = split_of(planner.denoiser, depth)
         hidden = split.stem(x, told, context)
-        feature = split.feature(hidden, x)
-
-        def probe(split: Any = split) -> object:
-            return split.feature(split.stem(x, told, context), x)
-
-        def core(split: Any = split, hidden: Any = hidden) -> object:
-            return split.core(hidden, x, told, context)
-
-        document["stem_ms"][depth], document["core_ms"][depth] = timed(probe), timed(core)
+        document["stem_ms"][depth] = timed(partial(probe, split))
+        document["core_ms"][depth] = timed(partial(split.core, hidden, x, told, context))
         if depth == "stem-1":
-            document["bookkeeping_ms"] = timed(lambda feature=feature: _bookkeep(feature))  # type: ignore[misc]
+            document["bookkeeping_ms"] = timed(partial(_bookkeep, split.feature(hidden, x)))
     own = {name: document[name] for name in ("full_ms", "stem_ms")}
     document["networks"] = {type(workbench.teacher.network).__name__: own}
     write_whole(path, json.dumps(document, indent=1) + "\n")

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from muninn_bench.report.study_page import write_page
 from muninn_bench.report.table import Table
-from muninn_bench.studies.ablation import findings, plots, promises, published
+from muninn_bench.studies.ablation import findings, promises, published
 from muninn_bench.studies.ablation.analysis import NOT_MEASURED
+from muninn_bench.studies.ablation.plots import PICTURES
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw
 
 _WORDS = (
@@ -59,33 +61,13 @@ def write_results(folder: Path, out: Path) -> list[str]:
     """
     raw = Raw.load(folder)
     out.mkdir(parents=True, exist_ok=True)
-    tables = all_tables(raw)
-    written = [table.write(out).name for table in tables if table.rows]
     for name in ("families.json", "alternatives.json"):
         if (folder / name).is_file():
             shutil.copy(folder / name, out / name)
-    drawn = plots.draw(raw, out)
-    (out / "README.md").write_text(page(raw, tables, drawn))
-    return [*written, *(name for name, _ in drawn.values()), "README.md"]
-
-
-def page(raw: Raw, tables: list[Table], drawn: Mapping[str, tuple[str, str]]) -> str:
-    """The page in Markdown; what was ``drawn`` (file and caption) stands below its table."""
-    parts = [f"# Ablation study: {raw.info['teacher']}", _facts(raw), _WORDS]
+    heading = [f"# Ablation study: {raw.info['teacher']}", _facts(raw), _WORDS]
     if raw.info["quick"]:
-        parts.append("This is a quick run: small samples, not for quoting.")
-    for table in tables:
-        body = table.markdown() if table.rows else f"({NOT_MEASURED})"
-        if table.long and table.rows:
-            count = f"{len(table.rows)} rows"
-            body = f"<details><summary>{count}</summary>\n\n{body}\n\n</details>"
-        parts += [f"## {table.title}", table.reading, body, *table.notes]
-        if table.rows:
-            parts.append(f"Numbers: [{table.name}.csv]({table.name}.csv)")
-        if table.name in drawn:
-            name, caption = drawn[table.name]
-            parts += [f"![{caption}]({name})", f"*{caption}*"]
-    return "\n\n".join(parts) + "\n"
+        heading.append("This is a quick run: small samples, not for quoting.")
+    return write_page(out, raw, heading, all_tables(raw), PICTURES)
 
 
 def _facts(raw: Raw) -> str:
