@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from ablation_cases import CALLS, COUNTS, STEPS, difficulty, make_cell, write_folder
 from muninn.errors import InputError
-from muninn_bench.measure.statistics import Estimate, Share
-from muninn_bench.report.table import Table, short
+from muninn_bench.measure.statistics import Estimate
+from muninn_bench.report.table import Table
 from muninn_bench.studies.ablation import analysis, findings, promises, published
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Key, Raw, save_cell
 from muninn_bench.studies.ablation.write import all_tables, write_results
@@ -235,11 +235,3 @@ def test_a_small_run_says_too_few_calls(folder: Path, tmp_path: Path) -> None:
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no measured cell"):
         write_results(tmp_path, tmp_path / "out")
-
-
-def test_numbers_are_short_and_nan_is_empty() -> None:
-    assert [short(v) for v in (float("nan"), None, 0.0, 92.468, 123456.7)] == [
-        "", "", "0", "92.5", "123457",
-    ]  # fmt: skip
-    assert short(Estimate(10.0, 10.0, 10.0)) == "10"
-    assert short(Share(0.05, 0.04, 0.0612)) == "0.050 [0.040, 0.061]"

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from muninn_bench.measure.statistics import Share, mean, proportion
+from muninn_bench.measure.statistics import mean
 from muninn_bench.report.study_page import table
 from muninn_bench.report.table import Row
 from muninn_bench.studies.ablation import analysis
@@ -66,15 +66,11 @@ def risks(raw: Raw, tolerance: float) -> Iterator[Row]:
     kinds = {name: kind for kind, name in CERTIFIED.items()}
     for name, choose in risk_programs(raw, tolerance).items():
         found = [choose(risk) for risk in raw.risks]
+        asked = zip(found, raw.risks, strict=True)
+        seen = [((own.test.deviation > tolerance).mean(), r) for own, r in asked if own.test]
+        errors = analysis.calibration_error(*zip(*seen, strict=True)) if seen else (None, None)
         row = _risk_row(raw, name, found, tolerance)
-        shares = [row[f"violations at {risk:g}"] for risk in raw.risks]
-        seen = [
-            (s.value, r) for s, r in zip(shares, raw.risks, strict=True) if isinstance(s, Share)
-        ]
-        mace, excess = (
-            analysis.calibration_error(*zip(*seen, strict=True)) if seen else (None, None)
-        )
-        yield {**row, "MACE": mace, "mean excess": excess}
+        yield {**row, "MACE": errors[0], "mean excess": errors[1]}
         for offset, word in ((-1, "more careful"), (1, "more aggressive")):
             family = f"{kinds.get(name)}-{tolerance:g}"
             cells = [analysis.neighbour(raw, family, choice, offset) for choice in found]
@@ -84,18 +80,12 @@ def risks(raw: Raw, tolerance: float) -> Iterator[Row]:
 
 
 def _risk_row(raw: Raw, label: str, choices: Sequence[Choice], tolerance: float) -> Row:
-    asked = list(zip(raw.risks, choices, strict=True))
-    shares: Row = {
-        f"violations at {risk:g}": proportion(own.test.deviation > tolerance)
-        if own.test
-        else own.why
-        for risk, own in asked
-    }
-    spent: Row = {
-        f"evaluations at {risk:g}": mean(own.test.evaluations) if own.test else None
-        for risk, own in asked
-    }
-    return {"program": label, **shares, **spent}
+    row: Row = {"program": label}
+    for risk, own in zip(raw.risks, choices, strict=True):
+        (row[f"violations at {risk:g}"],) = figures(raw, own, tolerance, ["violations"]).values()
+    for risk, own in zip(raw.risks, choices, strict=True):
+        row[f"evaluations at {risk:g}"] = mean(own.test.evaluations) if own.test else None
+    return row
 
 
 def _swept_row(raw: Raw, cell: Cell, own: Row) -> Row:
