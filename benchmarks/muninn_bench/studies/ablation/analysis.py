@@ -106,8 +106,10 @@ def _choose(raw: Raw, method: str, rule: Callable[[FloatArray], int]) -> Choice:
         place = rule(deviations(family)) if family else -1
     except CalibrationError:
         return Choice(-1, None, None, TOO_FEW)
-    chosen, test = (None, raw.full if family else None) if place < 0 else (family[place], None)
-    if chosen is not None:
+    if place < 0:
+        chosen, test = None, raw.full if family else None
+    else:
+        chosen = family[place]
         wanted = replace(chosen.key, stream=TEST)
         test = next((cell for cell in raw.family(method) if cell.key == wanted), None)
     return Choice(place, chosen, test, "" if test else NOT_MEASURED)

@@ -19,8 +19,7 @@ from muninn_bench.studies.ablation.analysis import certified_place, deviations
 from muninn_bench.studies.ablation.families import Families
 from muninn_bench.studies.ablation.probed import ProbedPrograms
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell
-from muninn_bench.studies.ablation.timing import time_members, time_parts
-from muninn_bench.studies.ablation.workbench import Member, Workbench
+from muninn_bench.studies.ablation.workbench import Member, Workbench, time_members, time_parts
 
 
 def run_study(
