@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from muninn.paper.ghost import GhostPairs
-from muninn_bench.studies.ablation.cells import CALIBRATE, TEST, Cell, Key, save_cell
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, Key, save_cell
 
 STEPS = 40
 CALLS = {CALIBRATE: 400, TEST: 300}

@@ -6,11 +6,8 @@ import doctest
 import re
 from pathlib import Path
 
-import numpy as np
-
-from ablation_cases import make_cell
-from muninn_bench.studies.ablation.cells import TEST, Key, save_cell
-from muninn_bench.studies.ablation.folder import Raw
+from ablation_cases import write_folder
+from muninn_bench.studies.ablation.raw import Raw
 from muninn_bench.studies.ablation.write import all_tables
 
 PAPER = Path(__file__).parents[2] / "docs" / "paper.md"
@@ -24,8 +21,7 @@ def test_examples_of_the_paper_page() -> None:
 
 
 def test_the_paper_page_names_every_table_of_the_study(tmp_path: Path) -> None:
-    save_cell(tmp_path / "cells", make_cell(Key("full", 0, TEST, {}), np.zeros(5), 40.0))
-    tables = all_tables(Raw.load(tmp_path))
+    tables = all_tables(Raw.load(write_folder(tmp_path)))
     written = {re.sub(r"(?<=_)\d[\d.]*$", "", table.name) for table in tables}  # less a tolerance
     _, found, rest = PAPER.read_text().partition("| claim of the paper |")
     assert found

@@ -20,7 +20,7 @@ TOP = ("monitor", "adapters", "paper")
 VERBS = ("__init__", "cli")
 """Files at the root that may import everything; the others import the root alone."""
 
-BENCH_ROOMS = ("report", "networks", "planners", "measure", "tasks", "studies")
+BENCH_ROOMS = ("measure", "report", "networks", "planners", "tasks", "studies")
 """Lowest first: a study imports tasks, never the reverse."""
 
 

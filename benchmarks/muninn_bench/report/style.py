@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from muninn_bench.measure.statistics import Estimate
 
 COLOURS = {
     "full": "#8a97a3",
@@ -46,6 +51,44 @@ def subplots(rows: int, columns: int, width: float, height: float, **options: An
     )
 
 
+def outside_legend(figure: Any) -> None:
+    """One legend for all axes, beside a single one or below several, never over data."""
+    entries: dict[str, Any] = {}
+    for axis in figure.axes:
+        handles, labels = axis.get_legend_handles_labels()
+        entries = {**dict(zip(labels, handles, strict=True)), **entries}
+    below = len(figure.axes) > 1
+    place, columns = ("outside lower center", 3) if below else ("outside right upper", 1)
+    if entries:
+        figure.legend(
+            entries.values(), entries.keys(), loc=place, ncols=columns, fontsize=8.5, frameon=False
+        )
+
+
+def plain_ticks(axis: Any) -> None:
+    """Numbers like 20 and 50 instead of powers of ten on a short logarithmic axis."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def ticks(axis: Any, values: Sequence[float]) -> None:
+    """Ticks at some values only."""
+    axis.set_ticks(values, [f"{value:g}" for value in values])
+    axis.set_ticks([], minor=True)
+
+
+def bars(axis: Any, at: Iterable[float], found: Iterable[Estimate | None], **look: Any) -> None:
+    """Estimates with their intervals, where there are any."""
+    known = [(x, own.value, own.low, own.high) for x, own in zip(at, found, strict=True) if own]
+    if known:
+        x, y, low, high = np.array(known).T
+        spread = np.clip([y - low, high - y], 0, None)
+        axis.errorbar(x, y, yerr=spread, markersize=5, capsize=2, elinewidth=0.8, **look)
+
+
 def save(figure: Any, path: Path) -> Path:
     """Write a picture and close it."""
     from matplotlib import pyplot
@@ -54,6 +97,13 @@ def save(figure: Any, path: Path) -> Path:
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return path
+
+
+def close(figure: Any) -> None:
+    """Forget a picture that is not wanted."""
+    from matplotlib import pyplot
+
+    pyplot.close(figure)
 
 
 def svg(figure: Any) -> str:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import astuple, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Terminal
 
 from muninn.errors import InputError
 from muninn.files import write_whole
+from muninn_bench.measure.statistics import Estimate, Share
+
+Value = str | int | float | Estimate | None
+Row = dict[str, Value]
 
 _WORDS = {"": None, "True": True, "False": False}
 
@@ -60,15 +65,20 @@ def _value(text: str) -> Any:
     return text
 
 
-def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown.
+def markdown(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[bool] | None = None
+) -> str:
+    """A table in Markdown; where ``numbers`` says so, a column stands to the right.
 
     >>> print(markdown(("method", "ms"), [("Full", "12")]))
     | method | ms |
     |---|---|
     | Full | 12 |
     """
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    rule = "|" + "---|" * len(headings)
+    if numbers is not None:
+        rule = "| " + " | ".join("---:" if right else "---" for right in numbers) + " |"
+    lines = ["| " + " | ".join(headings) + " |", rule]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
@@ -76,12 +86,87 @@ def print_table(
     console: Console, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str = ""
 ) -> None:
     """A table for a person: the first column to the left, figures to the right."""
-    table = Table(title=title or None, box=None, pad_edge=False)
+    table = Terminal(title=title or None, box=None, pad_edge=False)
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="right" if place else "left")
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of a study's page, with its text and its file.
+
+    Attributes:
+        name: of its file, without ending.
+        title: heading.
+        reading: how to read it and what is computed.
+        rows: values by column; a column that a row lacks is empty there, as are None and NaN.
+        notes: sentences computed from the data.
+        long: whether a page should fold it.
+    """
+
+    name: str
+    title: str
+    reading: str
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+    long: bool = False
+
+    @property
+    def header(self) -> list[str]:
+        """Names of the columns."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def column(self, name: str) -> list[Value]:
+        """Values of a column, None where a row has none."""
+        return [row.get(name) for row in self.rows]
+
+    def markdown(self) -> str:
+        """The table alone; columns that are empty throughout are left out, words stand left."""
+        columns = {name: self.column(name) for name in self.header}
+        shown = {name: own for name, own in columns.items() if any(map(short, own))}
+        numbers = [any(not isinstance(v, str | None) for v in own) for own in shown.values()]
+        rows = zip(*(map(short, own) for own in shown.values()), strict=True)
+        return markdown(list(shown), list(rows), numbers)
+
+    def write(self, folder: Path) -> Path:
+        """Write a CSV file; a figure with an interval takes three columns."""
+        wide = {n for row in self.rows for n, own in row.items() if isinstance(own, Estimate)}
+        rows = []
+        for row in self.rows:
+            flat: dict[str, Any] = {}
+            for name in self.header:
+                value = row.get(name)
+                own = astuple(value) if isinstance(value, Estimate) else (value, None, None)
+                names = (name, f"{name} low", f"{name} high") if name in wide else (name,)
+                flat |= {n: None if _empty(v) else v for n, v in zip(names, own, strict=False)}
+            rows.append(flat)
+        return write_csv(folder / f"{self.name}.csv", rows, digits=6)
+
+
+def short(value: Value) -> str:
+    """A value for people: three digits, interval in brackets, NaN and None empty.
+
+    >>> short(0.051234), short(1234.56), short(Estimate(20.44, 20.0, 21.0)), short(None)
+    ('0.0512', '1235', '20.4 [20, 21]', '')
+    >>> short(Share(0.0005, 0.0001, 0.0199))
+    '0.001 [0.000, 0.020]'
+    """
+    if isinstance(value, Estimate):
+        share = isinstance(value, Share)
+        middle, *ends = [f"{one:.3f}" if share else short(one) for one in astuple(value)]
+        return middle if ends == [middle, middle] else f"{middle} [{', '.join(ends)}]"
+    if _empty(value):
+        return ""
+    if isinstance(value, float):
+        return f"{value:.0f}" if 999.5 <= abs(value) < 1e7 else f"{value:.3g}"
+    return str(value)
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _cells(row: Any) -> Mapping[str, Any]:

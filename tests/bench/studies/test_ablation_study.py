@@ -16,10 +16,9 @@ from muninn.progress import bars
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.studies.ablation import settings as grid
-from muninn_bench.studies.ablation.cells import CALIBRATE, TEST, Study, save_cell
-from muninn_bench.studies.ablation.families import full_member
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw, save_cell
 from muninn_bench.studies.ablation.settings import Sizes
-from muninn_bench.studies.ablation.study import run_study
+from muninn_bench.studies.ablation.study import full_member, run_study
 from muninn_bench.studies.ablation.workbench import Member, Workbench
 
 TINY = Sizes(4, 64, 6, 6, 60, 8, 0, 1, 64, (20, 8, 3), (12, 5), 1)
@@ -51,8 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
-    study = Study.load(folder / "cells")
-    methods = set(study.methods())
+    study = Raw.load(folder)
+    methods = set(study.methods)
     assert {"full", "static-0.02", "static-0.05", "adaptive-0.05", "probegate-0.05"} <= methods
     assert {"fewsteps", "fixedskip", "taylor", "probethresh", "teacache", "paper"} <= methods
     assert len([name for name in methods if name.startswith("variant-")]) == 24
@@ -66,7 +65,7 @@ def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
 
 
 def test_cells_hold_what_the_programs_did(folder: Path) -> None:
-    study = Study.load(folder / "cells")
+    study = Raw.load(folder)
     for cell in study.family("fewsteps", TEST):
         assert (cell.evaluations == cell.key.settings["evaluations"]).all()
     for cell in study.family("paper", TEST):
@@ -86,24 +85,22 @@ def test_another_teacher_or_family_is_refused(folder: Path, tmp_path: Path) -> N
         next(other.network.parameters()).add_(1.0)
     with pytest.raises(InputError, match="other weights"):
         run_study("x", other, tmp_path / "copy", TINY, device="cpu", command="", progress=False)
-    study = Study.load(folder / "cells")
+    study = Raw.load(folder)
     (cell, *_) = study.family("static-0.05", TEST)
     retuned = replace(cell, key=replace(cell.key, settings={**cell.key.settings, "plan": "other"}))
     save_cell(tmp_path / "copy" / "cells", retuned)
     with pytest.raises(InputError, match="two families"):
-        Study.load(tmp_path / "copy" / "cells").family("static-0.05", TEST)
+        Raw.load(tmp_path / "copy").family("static-0.05", TEST)
 
 
 def test_a_cell_with_too_few_calls_is_measured_again(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "copy"
     shutil.copytree(folder, out)
     with bars(False) as task:
-        bench = Workbench(_teacher(), TINY, grid.SEED, torch.device("cpu"), out, task)
+        bench = Workbench(_teacher(), TINY, torch.device("cpu"), out, task)
         few = Member("full", 0, {}, full_member(bench).run)
         assert len(bench.measure(few, TEST).deviation) == 6
-        larger = Workbench(
-            _teacher(), replace(TINY, test=8), grid.SEED, torch.device("cpu"), out, task
-        )
+        larger = Workbench(_teacher(), replace(TINY, test=8), torch.device("cpu"), out, task)
         (out / "full-test.safetensors").unlink()
         assert len(larger.measure(full_member(larger), TEST).deviation) == 8
 

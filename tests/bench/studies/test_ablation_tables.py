@@ -16,16 +16,10 @@ from hypothesis import strategies as st
 
 from ablation_cases import CALLS, COUNTS, STEPS, difficulty, make_cell, write_folder
 from muninn.errors import InputError
-from muninn_bench.studies.ablation import (
-    analysis,
-    tables_cost,
-    tables_findings,
-    tables_ours,
-    tables_paper,
-)
-from muninn_bench.studies.ablation.cells import CALIBRATE, TEST, Key, Study, save_cell
-from muninn_bench.studies.ablation.folder import Raw
-from muninn_bench.studies.ablation.tables import Estimate, Share, Table, short
+from muninn_bench.measure.statistics import Estimate
+from muninn_bench.report.table import Table
+from muninn_bench.studies.ablation import analysis, findings, promises, published
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Key, Raw, save_cell
 from muninn_bench.studies.ablation.write import all_tables, write_results
 
 
@@ -39,46 +33,42 @@ def raw(folder: Path) -> Raw:
     return Raw.load(folder)
 
 
-def column(table: Table, name: str) -> list[Any]:
-    return [row[table.header.index(name)] for row in table.rows]
-
-
 def rows_of(table: Table, **wanted: Any) -> list[dict[str, Any]]:
-    dicts = [dict(zip(table.header, row, strict=True)) for row in table.rows]
-    return [one for one in dicts if all(one[k] == v for k, v in wanted.items())]
+    rows = [{name: row.get(name) for name in table.header} for row in table.rows]
+    return [row for row in rows if all(row[k] == v for k, v in wanted.items())]
 
 
 # -- tables ----------------------------------------------------------------------------------
 
 
 def test_promise_ratio_and_verdict(raw: Raw) -> None:
-    table = tables_ours.table_promise(raw)
+    table = promises.promise(raw)
     own = analysis.certified(raw, "static-0.05", 0.05, 0.05).test
     best = analysis.certified(raw, "unipc", 0.05, 0.05).test
     assert own is not None and best is not None
     # The certificate named 30 evaluations of UniPC and refused 20: 21 might do.
     place = analysis.certified(raw, "unipc", 0.05, 0.05).place
-    refused = raw.study.family("unipc", CALIBRATE)[place + 1].key.settings["evaluations"]
+    refused = raw.family("unipc", CALIBRATE)[place + 1].key.settings["evaluations"]
     assert refused + 1 < best.evaluations.mean()
     ratio = (refused + 1) / own.evaluations.mean()
     (line,) = [n for n in table.notes if n.startswith("Tolerance 0.05: certified cache, static")]
     assert f"{ratio:.2f} times as many" in line and "UniPC" in line
     assert line.endswith("yes." if ratio >= 2 else "no.")
-    spent = [v.value for v in column(table, "evaluations") if isinstance(v, Estimate)]
-    reuse = [v for v in column(table, "reuse") if v is not None]
+    spent = [v.value for v in table.column("evaluations") if isinstance(v, Estimate)]
+    reuse = [v for v in table.column("reuse") if v is not None]
     assert reuse == pytest.approx([1 - value / STEPS for value in spent])
 
 
 @pytest.mark.parametrize(("needed", "word"), [(10.0, "yes"), (10.1, "no")])
 def test_half_means_at_most_half(needed: float, word: str) -> None:
     spent = {"static-0.05": needed, "fewsteps": 25.0, "unipc": 30.0}
-    (line,) = tables_ours._half(0.05, spent, {**spent, "fewsteps": 20.0})
+    (line,) = promises.half_notes(0.05, spent, {**spent, "fewsteps": 20.0})
     assert line.endswith(f"{word}.")
     assert "between 20 and 25" in line
 
 
 def test_holm_table_counts_and_rejects_nothing_kept(raw: Raw) -> None:
-    table = tables_ours.table_holm(raw)
+    table = promises.promises_kept(raw)
     for row in rows_of(table, family="certified cache, static plan"):
         method = f"static-{row['tolerance']:g}"
         cell = analysis.certified(raw, method, row["tolerance"], row["risk"]).test
@@ -94,35 +84,36 @@ def test_a_broken_promise_is_rejected(folder: Path, tmp_path: Path) -> None:
         hard = 3 * 2.0 / count**2 * difficulty(TEST)
         key = Key("static-0.05", order, TEST, {"evaluations": count})
         save_cell(broken / "cells", make_cell(key, hard, count))
-    table = tables_ours.table_holm(Raw.load(broken))
+    table = promises.promises_kept(Raw.load(broken))
     assert "Rejected: certified cache, static plan at 0.05" in table.notes[0]
 
 
 def test_risk_table_mace_is_that_of_its_own_shares(raw: Raw) -> None:
-    (table,) = tables_paper.tables_ii(raw)
+    (tolerance,) = raw.risk_tolerances
+    table = published.risks(raw, tolerance=tolerance)
     (row,) = rows_of(table, program="paper, algorithm")
     shares = [row[f"violations at {risk:g}"].value for risk in raw.risks]
     assert row["MACE"] == pytest.approx(np.mean(np.abs(np.subtract(shares, raw.risks))))
     cell = raw.paper(0.05, 0.2, "algorithm")
     assert cell is not None and shares[-1] == pytest.approx((cell.deviation > 0.05).mean())
-    labels = column(table, "program")
+    labels = table.column("program")
     assert labels[labels.index("certified cache, static plan") + 1] == "... one member more careful"
     (aged,) = rows_of(table, program="paper, algorithm, age at most 4")
     assert aged["violations at 0.2"] == analysis.NOT_MEASURED and aged["MACE"] is not None
 
 
 def test_sweeps_hold_only_what_they_vary(raw: Raw) -> None:
-    assert column(tables_paper.table_iii(raw), "accounting") == ["without (L_t = 1)", "with L_t"]
-    assert column(tables_paper.table_vi(raw), "calibration calls") == [20, 100, 1000]
-    assert column(tables_paper.table_vi(raw), "quantile") == ["void", "void", "valid"]
+    assert published.sensitivities(raw).column("accounting") == ["without (L_t = 1)", "with L_t"]
+    assert published.calibration(raw).column("calibration calls") == [20, 100, 1000]
+    assert published.calibration(raw).column("quantile") == ["void", "void", "valid"]
     ends = zip(
-        *(column(tables_paper.table_v(raw), name) for name in ("prefix", "suffix")), strict=True
+        *(published.forbidden(raw).column(name) for name in ("prefix", "suffix")), strict=True
     )
     assert list(ends) == [(0, 0), (2, 0), (4, 4)]
 
 
 def test_probe_table_shows_pooled_within_and_price(raw: Raw) -> None:
-    table = tables_paper.table_iv(raw)
+    table = published.probes(raw)
     first = rows_of(table, probe="stem-1", score="relative_l1")[0]
     assert first["cost"] == pytest.approx(0.1)
     assert first["pooled correlation"] > 0.95 and abs(first["within step, median"]) < 0.1
@@ -130,15 +121,15 @@ def test_probe_table_shows_pooled_within_and_price(raw: Raw) -> None:
 
 
 def test_speed_up_is_a_ratio_of_medians(raw: Raw) -> None:
-    cell = raw.study.find("unipc", evaluations=10)
+    cell = raw.find("unipc", evaluations=10)
     assert cell is not None and raw.speed_up(cell) == pytest.approx(0.04 / 0.012)
-    quarter = tables_cost.table_quarter(raw)
+    quarter = findings.quarter(raw)
     (row,) = rows_of(quarter, method="UniPC")
     assert row["settings"] == "evaluations 7"  # 9 ms of the 10 allowed; 10 evaluations take 12
 
 
 def test_equivalent_evaluations_pay_for_the_probe(raw: Raw) -> None:
-    table = tables_ours.table_vii(raw)
+    table = promises.our_parts(raw)
     (row,) = rows_of(table, tolerance=0.05, family="probe gate, our forecast")
     assert row["equivalent evaluations"] == pytest.approx(row["evaluations"].value + STEPS * 0.1)
     for plain in rows_of(table, tolerance=0.05, family="certified cache, static plan"):
@@ -146,7 +137,8 @@ def test_equivalent_evaluations_pay_for_the_probe(raw: Raw) -> None:
 
 
 def test_compute_that_follows_difficulty_is_seen(raw: Raw) -> None:
-    correlation, clearance, bins = tables_findings.tables_kf3(raw)
+    makers = (findings.difficulty, findings.by_clearance, findings.by_evaluations)
+    correlation, clearance, bins = (make(raw) for make in makers)
     row = rows_of(correlation, program="paper, algorithm, tolerance 0.05")[0]
     assert row["with clearance"] < -0.95  # clearance was made as 1 / difficulty
     own = rows_of(clearance, program="paper, algorithm, tolerance 0.05")
@@ -160,7 +152,7 @@ def test_compute_that_follows_difficulty_is_seen(raw: Raw) -> None:
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=60))
 def test_groups_partition_and_keep_equal_values_together(values: list[int]) -> None:
     data = np.array(values, dtype=np.float64)
-    found = tables_findings.groups(data)
+    found = findings.groups(data)
     assert sorted(np.concatenate(found).tolist()) == list(range(len(values)))
     assert len(found) <= 5
     for before, after in pairwise(found):
@@ -168,7 +160,7 @@ def test_groups_partition_and_keep_equal_values_together(values: list[int]) -> N
 
 
 def test_coverage_of_both_predictions(raw: Raw) -> None:
-    table, charged = tables_findings.tables_kf4(raw)
+    table, charged = findings.coverage(raw), findings.charged_steps(raw)
     (paper,) = rows_of(table, tolerance=0.05, prediction="paper, algorithm")
     expected = (4 * 0.5 * 0.05 * difficulty(TEST) <= 0.05 * 0.9).mean()
     assert paper["covered"].value == pytest.approx(expected, abs=1e-3)
@@ -176,17 +168,17 @@ def test_coverage_of_both_predictions(raw: Raw) -> None:
     assert bound["covered"].low < 0.97 and bound["covered"].high > 0.92
     assert len(charged.rows) == STEPS
     for name in charged.header[1:]:
-        assert sum(column(charged, name)) == pytest.approx(1.0)
+        assert sum(charged.column(name)) == pytest.approx(1.0)
 
 
 def test_cost_model_by_hand(raw: Raw) -> None:
-    table, probes = tables_cost.tables_overhead(raw)
+    table, probes = findings.cost_model(raw), findings.probe_price(raw)
     row = rows_of(table)[0]
     assert row["T probe + n core, ms"] == pytest.approx(STEPS * 0.1 + row["evaluations"] * 0.9)
     gap = row["with sampler, ms"] - row["T probe + n core, ms"]
     assert gap == pytest.approx(STEPS * 0.03)
     assert row["error"] == pytest.approx(row["T probe + n core, ms"] / row["measured ms"] - 1)
-    assert column(probes, "network") == ["Net"] and column(probes, "share") == [0.1]
+    assert probes.column("network") == ["Net"] and probes.column("share") == [0.1]
 
 
 # -- files -----------------------------------------------------------------------------------
@@ -201,7 +193,7 @@ def test_results_are_complete_and_parse_back(folder: Path, tmp_path: Path) -> No
             rows = list(csv.DictReader(stream))
         assert len(rows) == len(table.rows), table.name
         for name in table.header:
-            for parsed, value in zip(rows, column(table, name), strict=True):
+            for parsed, value in zip(rows, table.column(name), strict=True):
                 plain = value.value if isinstance(value, Estimate) else value
                 if isinstance(plain, float) and not math.isnan(plain):
                     assert float(parsed[name]) == pytest.approx(plain, rel=1e-5)
@@ -220,9 +212,10 @@ def test_results_are_complete_and_parse_back(folder: Path, tmp_path: Path) -> No
     ["static-0.05", "adaptive-0.05", "paper", "fewsteps", "full", "variant-epsilon-1-plain"],
 )
 def test_partial_folders_are_written_too(folder: Path, tmp_path: Path, kept: str) -> None:
-    for cell in Study.load(folder / "cells").cells:
+    for cell in Raw.load(folder).cells:
         if cell.key.method == kept:
             save_cell(tmp_path / "raw" / "cells", cell)
+    shutil.copy(folder / "study.json", tmp_path / "raw")
     names = write_results(tmp_path / "raw", tmp_path / "out")
     assert "README.md" in names and "not measured" in (tmp_path / "out/README.md").read_text()
 
@@ -230,7 +223,7 @@ def test_partial_folders_are_written_too(folder: Path, tmp_path: Path, kept: str
 def test_a_small_run_says_too_few_calls(folder: Path, tmp_path: Path) -> None:
     small = tmp_path / "raw"
     shutil.copytree(folder, small)
-    for cell in Study.load(small / "cells").cells:
+    for cell in Raw.load(small).cells:
         few = 40 if cell.key.stream == CALIBRATE else 24
         spent = cell.evaluations[:few]
         save_cell(small / "cells", make_cell(cell.key, cell.deviation[:few], spent))
@@ -242,11 +235,3 @@ def test_a_small_run_says_too_few_calls(folder: Path, tmp_path: Path) -> None:
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no measured cell"):
         write_results(tmp_path, tmp_path / "out")
-
-
-def test_numbers_are_short_and_nan_is_empty() -> None:
-    assert [short(v) for v in (float("nan"), None, 0.0, 92.468, 123456.7)] == [
-        "", "", "0", "92.5", "123457",
-    ]  # fmt: skip
-    assert short(Estimate(10.0, 10.0, 10.0)) == "10"
-    assert short(Share(0.05, 0.04, 0.0612)) == "0.050 [0.040, 0.061]"

@@ -5,24 +5,25 @@ Everything is a function of measured cells; nothing is run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
 from sklearn.isotonic import IsotonicRegression
 
 from muninn.certify.certificate import Bound
 from muninn.certify.risk import choose_member, order_statistic
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
-from muninn_bench.studies.ablation.cells import CALIBRATE, TEST, Cell
-from muninn_bench.studies.ablation.folder import Raw
+from muninn.paper.ghost import GhostPairs
+from muninn_bench.measure.statistics import spearman
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, Raw
 
 TOO_FEW = "too few calls"
 NOT_MEASURED = "not measured"
 HEURISTIC_CALLS = 100
 HOLM_LEVEL = 0.01
+"""Both are said in words above tables (ii) and ``holm`` as well."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +42,33 @@ class Choice:
     test: Cell | None
     why: str = ""
 
+    @property
+    def member(self) -> int | str | None:
+        """Its place, or ``full``; None where nothing was chosen."""
+        return None if self.test is None else "full" if self.place < 0 else self.place
+
+
+def certified_place(deviation: FloatArray, tolerance: float, risk: float, confidence: float) -> int:
+    """Index of the member that a confident certificate names; -1 for full compute.
+
+    The scan of :func:`muninn.certify.risk.choose_member` over deviations (calls, members), with
+    full compute as the most careful member.
+
+    Raises:
+        CalibrationError: there are too few calls.
+    """
+    return choose_member(np.pad(deviation / tolerance, ((0, 0), (1, 0))), risk, confidence) - 1
+
 
 def certified(
     raw: Raw, method: str, tolerance: float, risk: float, calls: int | None = None
 ) -> Choice:
-    """The member a confident certificate names, full compute counting as its most careful one.
+    """What a certificate made from the calibrate cells of a method, or their first calls, names."""
 
-    The scan of :func:`muninn.certify.risk.choose_member` over the calibrate cells of a method, or over
-    their first ``calls`` calls.
-    """
-    family = raw.study.family(method, CALIBRATE)
-    if not family:
-        return Choice(-1, None, None, NOT_MEASURED)
-    excess = deviations(family)[:calls] / tolerance
-    padded = np.concatenate([np.zeros((len(excess), 1)), excess], axis=1)
-    try:
-        place = choose_member(padded, risk, raw.confidence) - 1
-    except CalibrationError:
-        return Choice(-1, None, None, TOO_FEW)
-    return _choice(raw, family, place)
+    def place(deviation: FloatArray) -> int:
+        return certified_place(deviation[:calls], tolerance, risk, raw.confidence)
+
+    return _choose(raw, method, place)
 
 
 def heuristic(raw: Raw, method: str, tolerance: float, risk: float) -> Choice:
@@ -68,21 +77,20 @@ def heuristic(raw: Raw, method: str, tolerance: float, risk: float) -> Choice:
     What one does without a certificate: a threshold set on a sample, with no correction for its
     size and no care about members in between.
     """
-    family = raw.study.family(method, CALIBRATE)
-    if not family:
-        return Choice(-1, None, None, NOT_MEASURED)
-    shares = (deviations(family)[:HEURISTIC_CALLS] > tolerance).mean(axis=0)
-    kept = np.flatnonzero(shares <= risk + 1e-12)
-    return _choice(raw, family, int(kept[-1]) if len(kept) else -1)
+
+    def place(deviation: FloatArray) -> int:
+        shares = (deviation[:HEURISTIC_CALLS] > tolerance).mean(axis=0)
+        return int(np.flatnonzero(shares <= risk + 1e-12).max(initial=-1))
+
+    return _choose(raw, method, place)
 
 
 def neighbour(raw: Raw, method: str, choice: Choice, offset: int) -> Cell | None:
     """The test cell ``offset`` members from the chosen one; None beyond the family's ends."""
-    family = raw.study.family(method, CALIBRATE)
-    place = choice.place + offset
-    if choice.why or not -1 <= place < len(family):
+    place, members = choice.place + offset, len(raw.family(method, CALIBRATE))
+    if choice.why or not -1 <= place < members:
         return None
-    return _choice(raw, family, place).test
+    return _choose(raw, method, lambda _: place).test
 
 
 def deviations(family: Sequence[Cell]) -> FloatArray:
@@ -91,30 +99,20 @@ def deviations(family: Sequence[Cell]) -> FloatArray:
     return np.stack([cell.deviation[:calls] for cell in family], axis=1).astype(np.float64)
 
 
-def _choice(raw: Raw, family: Sequence[Cell], place: int) -> Choice:
+def _choose(raw: Raw, method: str, rule: Callable[[FloatArray], int]) -> Choice:
+    """The member at the place that a rule finds in the deviations of the calibrate cells."""
+    family = raw.family(method, CALIBRATE)
+    try:
+        place = rule(deviations(family)) if family else -1
+    except CalibrationError:
+        return Choice(-1, None, None, TOO_FEW)
     if place < 0:
-        members = raw.study.family(family[0].key.method, TEST)
-        return Choice(-1, None, raw.full(max((len(cell.deviation) for cell in members), default=0)))
-    chosen = family[place]
-    for cell in raw.study.family(chosen.key.method, TEST):
-        if (cell.key.order, cell.key.settings) == (chosen.key.order, chosen.key.settings):
-            return Choice(place, chosen, cell)
-    return Choice(place, chosen, None, NOT_MEASURED)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values; those at most the level are rejected, family-wise.
-
-    >>> [round(value, 6) for value in holm([0.01, 0.04, 0.03])]
-    [0.03, 0.06, 0.06]
-    """
-    values = np.asarray(p_values, dtype=np.float64)
-    order = np.argsort(values, kind="stable")
-    factors = np.arange(len(values), 0, -1)
-    stepped = np.maximum.accumulate(values[order] * factors)
-    adjusted = np.empty(len(values))
-    adjusted[order] = np.minimum(stepped, 1.0)
-    return [float(value) for value in adjusted]
+        chosen, test = None, raw.full if family else None
+    else:
+        chosen = family[place]
+        wanted = replace(chosen.key, stream=TEST)
+        test = next((cell for cell in raw.family(method) if cell.key == wanted), None)
+    return Choice(place, chosen, test, "" if test else NOT_MEASURED)
 
 
 def calibration_error(shares: Sequence[float], risks: Sequence[float]) -> tuple[float, float]:
@@ -127,26 +125,14 @@ def calibration_error(shares: Sequence[float], risks: Sequence[float]) -> tuple[
     return float(np.abs(gap).mean()), float(np.maximum(gap, 0.0).mean())
 
 
-def spearman(first: FloatArray, second: FloatArray) -> tuple[float, float]:
-    """Rank correlation and its two-sided p-value; NaN where one side is constant or too short."""
-    if len(first) < 3 or np.ptp(first) == 0.0 or np.ptp(second) == 0.0:
-        return float("nan"), float("nan")
-    result = stats.spearmanr(first, second)
-    return float(result.statistic), float(result.pvalue)
-
-
-def probe_correlations(scores: FloatArray, errors: FloatArray) -> tuple[float, FloatArray]:
-    """Rank correlation of score and error, pooled and within each step.
+def probe_correlations(pairs: GhostPairs) -> tuple[float, FloatArray]:
+    """Rank correlation of score and error, pooled and within each eligible step, (eligible,).
 
     Pooling mixes two things: that both change along the chain, which a table of the step index
-    would know, and that the score tells calls apart, which is what a per-call decision needs.
-
-    Args:
-        scores, errors: (calls, eligible).
-
-    Returns:
-        The pooled correlation, and one per eligible step (eligible,), NaN where undefined.
+    would know, and that the score tells calls apart, which is what a per-call decision needs. A
+    step where either is constant has NaN.
     """
+    scores, errors = pairs.scores[:, pairs.eligible], pairs.errors[:, pairs.eligible]
     pooled, _ = spearman(scores.ravel(), errors.ravel())
     within = [spearman(score, error)[0] for score, error in zip(scores.T, errors.T, strict=True)]
     return pooled, np.array(within)
@@ -165,6 +151,5 @@ def call_bound(cell: Cell, risk: float) -> Bound | None:
         return None
     fit = IsotonicRegression(out_of_bounds="clip").fit(cell.estimate[:half], cell.deviation[:half])
     knots = Bound(fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float), 0.0)
-    fitted = np.interp(cell.estimate[half:], knots.estimate, knots.deviation)
-    residuals = np.sort(cell.deviation[half:] - fitted)
-    return Bound(knots.estimate, knots.deviation, float(residuals[len(residuals) - rank]))
+    residuals = np.sort(cell.deviation[half:] - knots.fitted(cell.estimate[half:]))
+    return replace(knots, quantile=float(residuals[-rank]))

@@ -2,187 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from muninn.certify.paired import call_seed
-from muninn.context import Context
-from muninn.model.planner import Noise
+from muninn.model.schedule import FloatArray
 from muninn.paper.envelope import Envelope, fit_envelope
 from muninn.paper.epsilon import eligible_steps
 from muninn.paper.gates import Accumulated, Gate, Threshold, paper_budget
-from muninn.paper.ghost import GhostPairs, full_chain, ghost_chain
+from muninn.paper.ghost import GhostPairs, collect_pairs
 from muninn.paper.policy import ProbedPlanner
 from muninn.paper.probe_gate import ProbeGatedRuntime
 from muninn.paper.split import Probe, split_of
 from muninn.programs.forecast import AnyForecast
-from muninn.record import Record
 from muninn_bench.studies.ablation import settings as grid
-from muninn_bench.studies.ablation.workbench import GHOST, Member, Run, Workbench
-from muninn_bench.tasks.maze2d.planner import maze_contexts
+from muninn_bench.studies.ablation.raw import ghost_path
+from muninn_bench.studies.ablation.workbench import GHOST, Member, Workbench, called
 
 PROBE = grid.PROBES[0]
 GATE_MEMBERS = 6
-
-
-def _called(call: Any) -> Run:
-    def run(context: Context, noise: Noise) -> tuple[Tensor, Record]:
-        trajectory, record = call(context, noise=noise)
-        return trajectory, record
-
-    return run
 
 
 class ProbedPrograms:
     """Probes, ghost pairs and envelopes of one teacher, and the programs made from them."""
 
     def __init__(self, workbench: Workbench) -> None:
-        self._workbench = workbench
-        self._steps = len(workbench.planner.sampler)
-        denoiser = workbench.planner.denoiser
-        splits = {depth: split_of(denoiser, depth) for depth, _ in grid.PROBES}
+        self._bench, self._planner = workbench, workbench.planner
+        splits = {depth: split_of(self._planner.denoiser, depth) for depth, _ in grid.PROBES}
         self.probes = {(depth, score): Probe(splits[depth], score) for depth, score in grid.PROBES}
-        self._pairs = self._collect()
+        self._pairs: dict[Path, GhostPairs] = {}
         self._envelopes: dict[tuple[Any, ...], Envelope] = {}
+        for band in grid.FORBIDDEN:
+            # Only the default band is swept over probes.
+            self._collect(band, grid.PROBES if band == grid.FORBIDDEN[0] else [PROBE])
+        usual = self._pairs[ghost_path(workbench.folder, *grid.FORBIDDEN[0], *PROBE)]
+        self._changes = usual.scores[:, usual.eligible]
+        typical = float(np.median(self._changes))
+        self._multiples = typical * np.geomspace(1.5, 40.0, GATE_MEMBERS)
 
-    # -- Algorithm 2 -------------------------------------------------------------------------
-
-    def _wanted(self) -> list[tuple[int, int, str, str]]:
-        default = grid.FORBIDDEN[0]
-        return [(*default, *probe) for probe in grid.PROBES] + [
-            (prefix, suffix, *PROBE) for prefix, suffix in grid.FORBIDDEN[1:]
-        ]
-
-    def _path(self, wanted: tuple[int, int, str, str]) -> Path:
-        prefix, suffix, depth, score = wanted
-        name = f"ghost-p{prefix}-s{suffix}-{depth}-{score}.safetensors"
-        return self._workbench.folder / "ghost" / name
-
-    def _collect(self) -> dict[tuple[int, int, str, str], GhostPairs]:
-        """Pairs of every probe and band, on one set of full chains."""
-        wanted = self._wanted()
-        if all(self._path(one).is_file() for one in wanted):
-            return {one: GhostPairs.load(self._path(one)) for one in wanted}
-        bench, planner = self._workbench, self._workbench.planner
-        context = maze_contexts(bench.teacher, bench.problems(GHOST))
-        seed = bench.noise_seed(GHOST)
-        scores: dict[tuple[int, int, str, str], list[Any]] = {one: [] for one in wanted}
-        errors: dict[tuple[int, int, str, str], list[Any]] = {one: [] for one in wanted}
-        advance = bench.task("ghost chains (Algorithm 2)", len(context))
-        for at in range(0, len(context), bench.sizes.batch):
-            own = context[at : at + bench.sizes.batch]
-            rows = range(at, at + len(own))
-            noise = planner.draw_noise(seeds=[call_seed(seed, row) for row in rows])
-            full, _ = full_chain(planner, own, noise)
-            for band in grid.FORBIDDEN:
-                here = [one for one in wanted if one[:2] == band]
-                probes = [self.probes[one[2:]] for one in here]
-                eligible = eligible_steps(self._steps, *band)
-                score, error = ghost_chain(planner, full, probes, own, noise, eligible)
-                for place, one in enumerate(here):
-                    scores[one].append(score[place])
-                    errors[one].append(error)
-            advance(len(own))
-        pairs = {}
-        for one in wanted:
-            eligible = eligible_steps(self._steps, *one[:2])
-            pairs[one] = GhostPairs(
-                np.concatenate(scores[one]).astype(np.float32),
-                np.concatenate(errors[one]).astype(np.float32),
-                eligible,
+    def _collect(self, band: tuple[int, int], probes: Sequence[tuple[str, str]]) -> None:
+        """Algorithm 2: the pairs of some probes, read where they are kept, else collected."""
+        paths = [ghost_path(self._bench.folder, *band, *probe) for probe in probes]
+        if not all(path.is_file() for path in paths):
+            calls = self._bench.calls(GHOST)
+            found = collect_pairs(
+                self._planner,
+                [self.probes[probe] for probe in probes],
+                calls.context,
+                eligible=eligible_steps(len(self._planner.sampler), *band),
+                seed=calls.seed,
+                batch_size=self._bench.sizes.batch,
+                task=self._bench.task,
             )
-            self._path(one).parent.mkdir(parents=True, exist_ok=True)
-            pairs[one].save(self._path(one))
-        return pairs
+            for path, own in zip(paths, found, strict=True):
+                single: list[Any] = [part.astype(np.float32) for part in (own.scores, own.errors)]
+                GhostPairs(single[0], single[1], own.eligible).save(path)
+        self._pairs |= {path: GhostPairs.load(path) for path in paths}
 
-    def _default_pairs(self) -> GhostPairs:
-        prefix, suffix = grid.FORBIDDEN[0]
-        return self._pairs[prefix, suffix, PROBE[0], PROBE[1]]
-
-    def _envelope(self, described: dict[str, Any]) -> Envelope:
-        """The calibrated bounds of a paper program; void ones too, as published."""
-        name = tuple(described[key] for key in ("prefix", "suffix", "depth", "score"))
-        at = (*name, described["calls"], described["risk"])
-        if at not in self._envelopes:
-            pairs = self._pairs[name].take(described["calls"])
-            self._envelopes[at] = fit_envelope(pairs, described["risk"], strict=False)
-        return self._envelopes[at]
-
-    # -- programs ----------------------------------------------------------------------------
-
-    def paper_member(self, described: dict[str, Any], order: int) -> Member:
-        """One setting of the published method."""
-        planner = self._workbench.planner
-        envelope = self._envelope(described)
-        gate = paper_budget(
-            planner,
-            envelope,
-            described["tolerance"],
-            units=described["units"],
-            sensitivity=described["sensitivity"],
-        )
-        program = ProbedPlanner(
-            planner,
-            self.probes[described["depth"], described["score"]],
-            gate,
-            eligible=envelope.eligible,
-            longest_age=described["longest_age"],
-        )
-        settings = {**described, "void": envelope.void}
-        return Member("paper", order, settings, _called(program))
-
-    def paper_members(self) -> list[Member]:
-        """Every setting of tables (i) to (vi)."""
-        sizes = self._workbench.sizes
+    def paper(self) -> list[Member]:
+        """The published method in every setting of tables (i) to (vi)."""
+        sizes = self._bench.sizes
         described = paper_settings(sizes.ghost, few=sizes.every > 1)
-        return [self.paper_member(one, order) for order, one in enumerate(described)]
+        return [self._paper(one, order) for order, one in enumerate(described)]
 
-    def thresholds(self) -> list[list[Member]]:
+    def _paper(self, asked: dict[str, Any], order: int) -> Member:
+        """One setting; where the envelope's quantile is void it goes on, as published."""
+        place = [asked[key] for key in ("prefix", "suffix", "depth", "score")]
+        name = (ghost_path(self._bench.folder, *place), asked["calls"], asked["risk"])
+        if name not in self._envelopes:
+            pairs = self._pairs[name[0]].take(asked["calls"])
+            self._envelopes[name] = fit_envelope(pairs, asked["risk"], strict=False)
+        envelope = self._envelopes[name]
+        options = {key: asked[key] for key in ("units", "sensitivity")}
+        program = ProbedPlanner(
+            self._planner,
+            self.probes[asked["depth"], asked["score"]],
+            paper_budget(self._planner, envelope, asked["tolerance"], **options),
+            eligible=envelope.eligible,
+            longest_age=asked["longest_age"],
+        )
+        return Member("paper", order, {**asked, "void": envelope.void}, called(program))
+
+    def thresholds(self) -> list[Member]:
         """ProbeThresh and the TeaCache-style gate, from cautious to bold.
 
         Thresholds are quantiles of the probe's changes seen in calibration, and multiples of
         their median; reuse is allowed at all steps but the first and the last.
         """
-        bench = self._workbench
-        pairs = self._default_pairs()
-        seen = pairs.scores[:, list(pairs.eligible)]
-        alone = np.quantile(seen, np.linspace(0.1, 0.995, GATE_MEMBERS))
-        added = np.median(seen) * np.geomspace(1.5, 40.0, GATE_MEMBERS)
-        eligible = range(1, self._steps - 1)
+        eligible = range(1, len(self._planner.sampler) - 1)
+        alone = np.quantile(self._changes, np.linspace(0.1, 0.995, GATE_MEMBERS))
 
-        def members(method: str, gates: list[Gate], values: Any) -> list[Member]:
-            found = []
-            for order, (gate, value) in enumerate(zip(gates, values, strict=True)):
-                program = ProbedPlanner(
-                    bench.planner, self.probes[PROBE], gate, eligible=tuple(eligible)
-                )
-                settings = {"threshold": float(value)}
-                found.append(Member(method, order, settings, _called(program)))
-            return found[:: bench.sizes.every]
+        def gated(gate: Gate) -> ProbedPlanner:
+            return ProbedPlanner(self._planner, self.probes[PROBE], gate, eligible=eligible)
 
         return [
-            members("probethresh", [Threshold(float(value)) for value in alone], alone),
-            members("teacache", [Accumulated(float(value)) for value in added], added),
+            *self._gated("probethresh", alone, lambda value: gated(Threshold(value))),
+            *self._gated("teacache", self._multiples, lambda value: gated(Accumulated(value))),
         ]
 
     def probe_gates(self, tolerance: float, forecast: AnyForecast) -> list[Member]:
         """The probe as a gate over our forecast, accumulated since the last evaluation."""
-        bench = self._workbench
-        pairs = self._default_pairs()
-        typical = float(np.median(pairs.scores[:, list(pairs.eligible)]))
-        members = []
-        for order, factor in enumerate(np.geomspace(1.5, 40.0, GATE_MEMBERS)):
-            threshold = typical * float(factor)
-            program = ProbeGatedRuntime(
-                bench.planner, forecast, self.probes[PROBE], Accumulated(threshold)
-            )
-            settings = {"threshold": threshold, "forecast": forecast.to_json()}
-            members.append(Member(f"probegate-{tolerance:g}", order, settings, _called(program)))
-        return members[:: bench.sizes.every]
+
+        def gated(value: float) -> ProbeGatedRuntime:
+            probe, gate = self.probes[PROBE], Accumulated(value)
+            return ProbeGatedRuntime(self._planner, forecast, probe, gate)
+
+        more = {"forecast": forecast.to_json()}
+        return self._gated(f"probegate-{tolerance:g}", self._multiples, gated, **more)
+
+    def _gated(
+        self, method: str, values: FloatArray, make: Callable[[float], Any], **more: object
+    ) -> list[Member]:
+        members = [
+            Member(method, order, {"threshold": value, **more}, called(make(value)))
+            for order, value in enumerate(map(float, values))
+        ]
+        return members[:: self._bench.sizes.every]
 
 
 def paper_settings(calls: int, few: bool = False) -> list[dict[str, Any]]:
@@ -193,40 +130,31 @@ def paper_settings(calls: int, few: bool = False) -> list[dict[str, Any]]:
         few: leave out repetitions of a sweep in other units or at another tolerance.
     """
     tolerances = grid.RISK_TOLERANCES[:1] if few else grid.RISK_TOLERANCES
-    prefix, suffix = grid.FORBIDDEN[0]
     base = {
         "tolerance": grid.SWEEP_TOLERANCE,
         "risk": grid.RISK,
         "units": "algorithm",
         "sensitivity": True,
         "longest_age": None,
-        "prefix": prefix,
-        "suffix": suffix,
+        "prefix": grid.FORBIDDEN[0][0],
+        "suffix": grid.FORBIDDEN[0][1],
         "calls": calls,
         "depth": PROBE[0],
         "score": PROBE[1],
     }
+    asked = [{"tolerance": value, "risk": risk} for value in tolerances for risk in grid.RISKS]
 
     def every() -> Iterator[dict[str, Any]]:
-        for units in ("algorithm", "appendix", "mended"):
-            for tolerance in grid.TOLERANCES:
-                yield {**base, "tolerance": tolerance, "units": units}
-            for tolerance in tolerances:
-                for risk in grid.RISKS:
-                    yield {**base, "tolerance": tolerance, "risk": risk, "units": units}
+        for units in grid.UNITS:
+            for one in [*({"tolerance": value} for value in grid.TOLERANCES), *asked]:
+                yield {**base, "units": units, **one}
+        swept: list[dict[str, Any]] = [{**one, "longest_age": grid.LONGEST_AGE} for one in asked]
+        swept += [{"sensitivity": False}]
+        swept += [{"depth": depth, "score": score} for depth, score in grid.PROBES]
+        swept += [{"prefix": before, "suffix": after} for before, after in grid.FORBIDDEN]
+        swept += [{"calls": count} for count in grid.CALIBRATION_CALLS if count <= calls]
         for units in ("mended",) if few else ("algorithm", "mended"):
-            capped = {**base, "units": units, "longest_age": grid.LONGEST_AGE}
-            for tolerance in tolerances:
-                for risk in grid.RISKS:
-                    yield {**capped, "tolerance": tolerance, "risk": risk}
-            yield {**base, "units": units, "sensitivity": False}
-            for depth, score in grid.PROBES:
-                yield {**base, "units": units, "depth": depth, "score": score}
-            for before, after in grid.FORBIDDEN:
-                yield {**base, "units": units, "prefix": before, "suffix": after}
-            for count in grid.CALIBRATION_CALLS:
-                if count <= calls:
-                    yield {**base, "units": units, "calls": count}
+            yield from ({**base, "units": units, **one} for one in swept)
 
     unique: list[dict[str, Any]] = []
     for one in every():

@@ -7,34 +7,26 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from muninn.certify.certificate import library_versions
-from muninn.certify.risk import choose_member, units_needed
 from muninn.errors import CalibrationError, InputError
 from muninn.progress import bars
+from muninn_bench.measure.protocol import plain
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.studies.ablation import settings as grid
-from muninn_bench.studies.ablation.cells import CALIBRATE, TEST, Cell
-from muninn_bench.studies.ablation.families import (
-    Tuner,
-    baseline_members,
-    certified_members,
-    full_member,
-    variants,
-)
+from muninn_bench.studies.ablation.analysis import certified_place, deviations
+from muninn_bench.studies.ablation.families import Families
 from muninn_bench.studies.ablation.probed import ProbedPrograms
-from muninn_bench.studies.ablation.settings import FULL, Sizes
-from muninn_bench.studies.ablation.timing import time_members, time_parts
-from muninn_bench.studies.ablation.workbench import Member, Workbench, drive
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell
+from muninn_bench.studies.ablation.workbench import Member, Workbench, time_members, time_parts
 
 
 def run_study(
     name: str,
     teacher: Teacher,
     folder: Path,
-    sizes: Sizes,
+    sizes: grid.Sizes,
     *,
     device: str,
     command: str,
@@ -50,119 +42,96 @@ def run_study(
         name: of the teacher.
         teacher: the network and its coordinates.
         folder: raw folder; what it holds already is kept.
-        sizes: how much of everything.
-        device: where to measure.
+        sizes, device: how much is measured, and where.
         command: to be noted beside the results.
         families: file of families tuned before, to be used as they are; the plans of table (vii)
             and the tuned alternatives may lie beside it.
         progress: show progress bars.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if families is not None:
-        _reuse(families, folder)
-        if sizes.every == 1:  # a miniature has fewer plans
-            _reuse(families.with_name("variants.json"), folder)
-            _reuse(families.with_name("alternatives.json"), folder)
+    tuned = [] if families is None else [families]
+    if families is not None and sizes.every == 1:  # a miniature has fewer plans
+        tuned += [families.with_name("variants.json"), families.with_name("alternatives.json")]
+    for path in tuned:
+        if path.is_file():
+            shutil.copy(path, folder / path.name)
     with bars(progress) as task:
-        bench = Workbench(teacher, sizes, grid.SEED, torch.device(device), folder, task)
+        bench = Workbench(teacher, sizes, torch.device(device), folder, task)
         _describe(bench, name, command)
         bench.write_clearance()
         members = _measure_all(bench)
         if find_spec("gymnasium_robotics") is not None:
-            drive(bench)
+            bench.drive()
         if bench.device.type == "cpu":
             time_parts(bench)
             time_members(bench, members)
 
 
-def _reuse(tuned: Path, folder: Path) -> None:
-    if tuned.is_file():
-        shutil.copy(tuned, folder / tuned.name)
+def full_member(bench: Workbench) -> Member:
+    """Full compute."""
+    return Member("full", 0, {}, plain(bench.planner))
 
 
 def _measure_all(bench: Workbench) -> list[Member]:
     """Every cell; returns the programs, for timing."""
     full = full_member(bench)
     bench.measure(full, TEST)
-    tuner, probed = Tuner(bench), ProbedPrograms(bench)
-    static = [certified_members(bench, tuner, "static", one) for one in grid.TOLERANCES]
-    families = [*static, *baseline_members(bench, tuner), *probed.thresholds()]
-    _measure(bench, "families and baselines", families, (CALIBRATE, TEST))
-    paper = probed.paper_members()
-    _measure(bench, "the published method", [paper], (TEST,), bench.sizes.paper)
+    tuned, probed = Families(bench), ProbedPrograms(bench)
+    members = [m for tolerance in grid.TOLERANCES for m in tuned.certified("static", tolerance)]
+    members += [*tuned.baselines(), *probed.thresholds()]
+    _measure(bench, "families and baselines", members, (CALIBRATE, TEST))
+    paper = probed.paper()
+    _measure(bench, "the published method", paper, (TEST,), bench.sizes.paper)
     gates = []
     for tolerance in grid.ADAPTIVE_TOLERANCES:
-        forecast = tuner.family("static", tolerance).forecast
-        for family in (
-            certified_members(bench, tuner, "adaptive", tolerance),
-            probed.probe_gates(tolerance, forecast),
-        ):
-            gates += _measure_gates(bench, family, tolerance)
-    some = bench.sizes.variants
-    forecasts = variants(bench, tuner, grid.TOLERANCE)
-    _measure(bench, "forecasts (vii)", forecasts, (CALIBRATE, TEST), some)
-    return [full, *(member for family in families for member in family), *paper, *gates]
+        forecast = tuned.family("static", tolerance).forecast
+        gates += _measure_gates(bench, tuned.certified("adaptive", tolerance), tolerance)
+        gates += _measure_gates(bench, probed.probe_gates(tolerance, forecast), tolerance)
+    streams = (CALIBRATE, TEST)
+    _measure(bench, "forecasts (vii)", tuned.variants(), streams, bench.sizes.variants)
+    return [full, *members, *paper, *gates]
 
 
 def _measure(
-    bench: Workbench,
-    what: str,
-    families: list[list[Member]],
-    streams: tuple[str, ...],
-    most_calls: int | None = None,
-) -> None:
-    advance = bench.task(what, sum(len(family) for family in families))
-    for member in (member for family in families for member in family):
-        for stream in streams:
-            bench.measure(member, stream, most_calls)
+    bench: Workbench, what: str, members: list[Member], streams: tuple[str, ...], most: int = 0
+) -> list[Cell]:
+    advance = bench.task(what, len(members))
+    cells = []
+    for member in members:
+        cells += [bench.measure(member, stream, most) for stream in streams]
         advance(1)
+    return cells
 
 
 def _measure_gates(bench: Workbench, family: list[Member], tolerance: float) -> list[Member]:
     """Gates decide per call, which a batch pays for: test the certified member only, in full."""
-    advance = bench.task(f"gate {family[0].method}", len(family))
-    cells = []
-    for member in family:
-        cells.append(bench.measure(member, CALIBRATE))
-        advance(1)
-    chosen = _certified(cells, tolerance)
-    if chosen is None:
-        return []
-    bench.measure(family[chosen], TEST)
-    return [family[chosen]]
-
-
-def _certified(cells: list[Cell], tolerance: float) -> int | None:
-    """Position of the certified member at the study's risk; None for full compute or too few."""
-    excess = np.stack([cell.deviation / tolerance for cell in cells], axis=1)
-    with_full = np.concatenate([np.zeros((len(excess), 1)), excess], axis=1)
-    if len(excess) < units_needed(grid.RISK, grid.CONFIDENCE):
-        return len(cells) - 1
+    cells = _measure(bench, f"gate {family[0].method}", family, (CALIBRATE,))
     try:
-        member = choose_member(with_full, grid.RISK, grid.CONFIDENCE)
-    except CalibrationError:
-        return None
-    return member - 1 if member > 0 else None
+        place = certified_place(deviations(cells), tolerance, grid.RISK, grid.CONFIDENCE)
+    except CalibrationError:  # too few calls for a certificate: a miniature
+        place = len(cells) - 1
+    chosen = [family[place]] if place >= 0 else []
+    _measure(bench, f"test {family[0].method}", chosen, (TEST,))
+    return chosen
 
 
 def _describe(bench: Workbench, name: str, command: str) -> None:
-    sizes = bench.sizes
+    sizes, shape = bench.sizes, bench.planner.shape
+    streams = ("tune", "calibrate", "test", "ghost", "drive")
     document = {
         "teacher": name,
         "weights": bench.weights,
         "steps": len(bench.planner.sampler),
-        "horizon": bench.planner.shape[0],
-        "width": bench.planner.shape[-1],
-        "calls": {
-            name: getattr(sizes, name) for name in ("tune", "calibrate", "test", "ghost", "drive")
-        },
-        "seed": bench.seed,
+        "horizon": shape[0],
+        "width": shape[-1],
+        "calls": {stream: getattr(sizes, stream) for stream in streams},
+        "seed": grid.SEED,
         "tolerances": list(grid.TOLERANCES),
         "risks": list(grid.RISKS),
         "confidence": grid.CONFIDENCE,
         "command": command,
         "versions": library_versions(),
-        "quick": sizes != FULL,
+        "quick": sizes != grid.FULL,
     }
     path = bench.folder / "study.json"
     before = json.loads(path.read_text()) if path.is_file() else document
