@@ -111,7 +111,9 @@ def tolerances(tolerance: Tolerance, context: Context, rows: int) -> FloatArray:
 
 def _one_each(what: str, returned: object, rows: int) -> FloatArray:
     """What a user's function returned for some calls, (rows,), or an InputError."""
-    value = torch.as_tensor(returned).detach().to("cpu", torch.float64).numpy()
+    # A default device would take a tensor along, so that only other values are converted there.
+    found = returned if isinstance(returned, Tensor) else torch.as_tensor(returned, device="cpu")
+    value = found.detach().to("cpu", torch.float64).numpy()
     if value.shape != (rows,):
         raise InputError(
             f"the {what} returned shape {value.shape} for {rows} calls; it must return one number "

@@ -99,7 +99,7 @@ def test_a_new_kind_survives_a_certificate(tmp_path: Path) -> None:
     again = Certificate.load(tmp_path / "own.muninn.safetensors")
     assert again.program == program
     assert again.family.to_json() == {
-        "name": "test",
+        "name": "uncalibrated",
         "forecast": {
             "forecast": "scaled-hold",
             "quantity": "sample",

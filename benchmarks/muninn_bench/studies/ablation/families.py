@@ -114,12 +114,6 @@ class Families:
 
     def _member(
         self, method: str, at: int, settings: Any, forecast: AnyForecast, plan: Plan, **more: bool
-        method: str,
-        order: int,
-        settings: Any,
-        forecast: AnyForecast,
-        plan: Plan,
-        **more: bool,
     ) -> Member:
         # On a GPU, rows at different steps in one round; on a CPU the reference runtime is as fast.
         engine = RoundRuntime if self._bench.device.type == "cuda" else Runtime
