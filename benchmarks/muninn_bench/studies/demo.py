@@ -33,9 +33,10 @@ from muninn_bench.measure.alternatives import (
 )
 from muninn_bench.measure.matched import allowed_share
 from muninn_bench.measure.protocol import Outcomes, Success, compare, summarise
+from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.tasks.maze2d.maze import MazeProblem, sample_problems
-from muninn_bench.tasks.maze2d.planner import find_models, maze_contexts, maze_planner
+from muninn_bench.tasks.maze2d.planner import maze_contexts, maze_planner
 
 TUNE, CALIBRATE, TEST = 1, 2, 3
 """Streams of problems: split by purpose, so that no call serves two."""
@@ -248,4 +249,4 @@ def load_family(path: Path, seed: int) -> Family:
 
 def bundled_family(seed: int) -> Family:
     """The committed plan family of the bundled teacher."""
-    return load_family(find_models() / "maze2d" / "family.json", seed)
+    return load_family(model_file("maze2d/family.json"), seed)

@@ -7,23 +7,28 @@ differ in the program that plans, in the deadline, and in what escalation may do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
+from torch import Tensor
 
 from muninn.certify.cached import CachedPlanner
+from muninn.certify.certificate import Certificate
+from muninn.certify.paired import call_seed
 from muninn.context import concatenate, select
 from muninn.errors import InputError
 from muninn.loop.escalation import VARIANTS, Escalation, Needs
 from muninn.loop.programs import Job, Plans, screened
 from muninn.loop.supervisor import Supervisor
+from muninn.progress import bars
 from muninn.record import Record
 from muninn_bench.measure.alternatives import Alternative
 from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.measure.turns import take_turns
 from muninn_bench.platform import Platform
-from muninn_bench.studies.closed_loop.runner import SimulatedWorker
-from muninn_bench.studies.closed_loop.traces import Trace
+from muninn_bench.studies.closed_loop.loop import SimulatedWorker
+from muninn_bench.studies.closed_loop.traces import Timed, Trace
 
 LEVEL, MARGIN = 0.99, 1.2
 """This quantile of recorded times, times the margin, is set aside. Not the worst, as a robot would
@@ -31,6 +36,9 @@ with :class:`muninn.loop.times.Times`: on a shared machine the worst is the neig
 
 ROWS = 64
 """Plans made at a time, to bound memory."""
+
+WARM_UP = 3
+"""Jobs of each program before they are timed."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,13 @@ class Method:
     charged: bool = True
 
 
+_ESCALATIONS = {
+    "muninn-only": "Muninn, real time",
+    "dampen": "Muninn + damping",
+    "resample+dampen": "Muninn + resampling, damping",
+    "full-override": "Muninn + full override",
+    "combined": "Muninn + all three",
+}
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -61,20 +76,7 @@ METHODS: dict[str, Method] = {
         Method("full", "Full, real time", "full", deadline=False),
         Method("full-deadline", "Full, real time, held to the deadline", "full"),
         Method("fewsteps", "Fewer steps, tuned, real time", "fewsteps"),
-        *(
-            Method(name, title, "cached", name)
-            for name, title in zip(
-                VARIANTS,
-                (
-                    "Muninn, real time",
-                    "Muninn + damping",
-                    "Muninn + resampling, damping",
-                    "Muninn + full override",
-                    "Muninn + all three",
-                ),
-                strict=True,
-            )
-        ),
+        *(Method(name, title, "cached", name) for name, title in _ESCALATIONS.items()),
     )
 }
 
@@ -97,6 +99,9 @@ class ClosedLoopPrograms:
         platform: its planner and screen.
         fast: the certified planner.
         fewer: the tuned alternative with as many evaluations; None where no method asks for it.
+
+    Raises:
+        InputError: the certificate does not match the planner.
     """
 
     def __init__(
@@ -104,9 +109,8 @@ class ClosedLoopPrograms:
     ) -> None:
         if fast.certificate is None:
             raise InputError(f"the certificate cannot be used: {fast.reason}")
-        self.platform = platform
-        self.fast = fast
-        self.fewer = fewer
+        self.platform, self.fewer = platform, fewer
+        self.certificate: Certificate = fast.certificate
         self._runs: dict[str, Run] = {
             "full": plain(platform.planner),
             "cached": lambda context, noise: fast(context, noise=noise),
@@ -123,6 +127,9 @@ class ClosedLoopPrograms:
 
         Noise depends on seeds alone, so this equals the plans made one by one, up to how the
         network rounds a batch.
+
+        Raises:
+            InputError: a program is asked for that was not prepared.
         """
         found: dict[int, Plans] = {}
         unknown = {name for name, _ in asked} - set(self._runs)
@@ -132,10 +139,9 @@ class ClosedLoopPrograms:
                 "`muninn-bench fly --study` or `--method fewsteps`"
             )
         for program, run in self._runs.items():
-            places = [place for place, (name, _) in enumerate(asked) if name == program]
-            for chunk in _chunks(places, [len(asked[place][1].seeds) for place in places]):
-                jobs = [asked[place][1] for place in chunk]
-                found.update(zip(chunk, self._batch(run, jobs), strict=True))
+            jobs = {at: job for at, (name, job) in enumerate(asked) if name == program}
+            for chunk in _chunks(jobs):
+                found.update(zip(chunk, self._batch(run, list(chunk.values())), strict=True))
         return [found[place] for place in range(len(asked))]
 
     def _batch(self, run: Run, jobs: list[Job]) -> list[Plans]:
@@ -146,48 +152,79 @@ class ClosedLoopPrograms:
         plans, at = [], 0
         for job in jobs:
             rows = slice(at, at := at + len(job.seeds))
-            plans.append(
-                screened(
-                    trajectories[rows], rows_of(record, rows), self.platform.screen, job.context
-                )
-            )
+            part = rows_of(record, rows)
+            plans.append(screened(trajectories[rows], part, self.platform.screen, job.context))
         return plans
 
 
 def rows_of(record: Record, rows: slice) -> Record:
     """The record of some rows of a batch."""
     parts = {item.name: getattr(record, item.name) for item in fields(record)}
-    changed = {
-        name: value[rows]
-        for name, value in parts.items()
-        if name != "seconds" and value is not None
-    }
-    return replace(record, **changed)
+    kept = {k: v[rows] for k, v in parts.items() if k != "seconds" and v is not None}
+    return replace(record, **kept)
 
 
-def _chunks(places: list[int], sizes: list[int]) -> list[list[int]]:
-    """Consecutive places whose sizes add up to at most ROWS, at least one each."""
-    chunks: list[list[int]] = []
+def _chunks(jobs: dict[int, Job]) -> list[dict[int, Job]]:
+    """Consecutive jobs whose plans add up to at most ROWS, at least one each."""
+    chunks: list[dict[int, Job]] = []
     room = 0
-    for place, size in zip(places, sizes, strict=True):
-        if not chunks or size > room:
-            chunks.append([])
+    for place, job in jobs.items():
+        if not chunks or len(job.seeds) > room:
+            chunks.append({})
             room = ROWS
-        chunks[-1].append(place)
-        room -= size
+        chunks[-1][place] = job
+        room -= len(job.seeds)
     return chunks
+
+
+def measure_trace(
+    programs: ClosedLoopPrograms, contexts: Tensor, calls: int, progress: bool = True
+) -> Trace:
+    """Time single jobs, screening included: full compute, fewer steps where they were tuned, the
+    certified program and its new samples.
+
+    Args:
+        programs: to time.
+        contexts: (count, ...), taken in turn.
+        calls: jobs of each, after a warm-up.
+        progress: show a bar.
+    """
+    fewer = [] if programs.fewer is None else [("fewsteps", 1)]
+    kinds = [("full", 1), *fewer, ("cached", 1), ("cached", programs.platform.candidates)]
+
+    def run(program: str, plans: int) -> Callable[[int], int]:
+        def evaluations(call: int) -> int:
+            row = call % len(contexts)
+            seeds = tuple(call_seed(call + WARM_UP, plans, draw) for draw in range(plans))
+            made = programs.plan(program, Job("cached", contexts[row : row + 1], seeds))
+            return int(made.record.evaluations.sum())
+
+        return evaluations
+
+    with bars(progress) as task:
+        turns = take_turns(
+            [run(*kind) for kind in kinds],
+            warm_up=WARM_UP,
+            timed=calls,
+            device=programs.platform.planner.device,
+            advance=task("time single jobs", WARM_UP + calls),
+        )
+    return Trace(
+        jobs=[
+            Timed(*kind, turn.result, turn.seconds)
+            for kind, taken in zip(kinds, turns, strict=True)
+            for turn in taken
+        ]
+    )
 
 
 def needs(platform: Platform, trace: Trace) -> Needs:
     """What new samples and full compute must be given, from recorded times.
 
-    The certified plan itself is always tried: not to plan is a hold for sure.
+    The certified plan has no time threshold: skipping it always means holding.
     """
-    return Needs(
-        0.0,
-        MARGIN * trace.quantile(LEVEL, "cached", platform.candidates),
-        MARGIN * trace.quantile(LEVEL, "full", 1),
-    )
+    resampled = MARGIN * trace.quantile(LEVEL, "cached", platform.candidates)
+    return Needs(0.0, resampled, MARGIN * trace.quantile(LEVEL, "full", 1))
 
 
 def supervisor(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from muninn.errors import InputError
 from muninn_bench.tasks.asv.reference import Reference
 from muninn_bench.tasks.asv.shapes import FloatArray
 from muninn_bench.tasks.asv.vessel import Hull, thrusts, wrap
@@ -43,12 +44,12 @@ def require_osqp() -> Any:
     """The solver's module; imported late, so that training and data need none.
 
     Raises:
-        ImportError: it is not installed.
+        InputError: it is not installed.
     """
     try:
         import osqp
     except ImportError as error:
-        raise ImportError("the vessel needs OSQP: pip install 'muninn-diffusion[fly]'") from error
+        raise InputError("the vessel needs OSQP: pip install 'muninn-bench[fly]'") from error
     return osqp
 
 

@@ -194,6 +194,7 @@ class MazePlatform:
     name: str = "maze2d"
     period: float = 0.5
     candidates: int = 4
+    tolerance: float = 0.05
 
     @cached_property
     def planner(self) -> Planner:

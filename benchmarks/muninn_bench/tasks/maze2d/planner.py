@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from muninn.model.sampler import Sampler
 from muninn.model.schedule import FloatArray
 from muninn.model.solvers import ddim
 from muninn_bench.measure.baselines import few_steps
+from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.tasks.maze2d.maze import MazeProblem
 
@@ -92,26 +92,12 @@ def sample_plans(
     return torch.cat(plans).numpy()
 
 
-def find_models() -> Path:
-    """The directory of bundled models: in the working directory or beside the source tree."""
-    for folder in (Path("models"), Path(__file__).parents[4] / "models"):
-        if (folder / "maze2d" / "teacher.safetensors").is_file():
-            return folder
-    raise InputError(
-        "models/maze2d/teacher.safetensors was not found; run from the project's root, or train "
-        "a teacher with `muninn-bench train`"
-    )
-
-
 def bundled_teacher(name: str = "maze2d") -> Teacher:
     """A trained teacher that comes with the project.
 
     Raises:
-        InputError: if the name is not one of ``BUNDLED``, or its file is missing.
+        InputError: the name is not one of ``BUNDLED``, or its file is missing.
     """
     if name not in BUNDLED:
         raise InputError(f"no bundled teacher {name!r}; choose one of {', '.join(BUNDLED)}")
-    path = find_models() / name / "teacher.safetensors"
-    if not path.is_file():
-        raise InputError(f"the bundled teacher {path} is missing; restore it from the project")
-    return load_teacher(path)
+    return load_teacher(model_file(f"{name}/teacher.safetensors"))
