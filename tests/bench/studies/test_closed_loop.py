@@ -17,7 +17,7 @@ from muninn.certify.paired import call_seed
 from muninn.errors import InputError
 from muninn.loop.escalation import Needs
 from muninn.loop.programs import Job, Plans
-from muninn_bench.studies.closed_loop.batched import Ticket, fly_all, fly_drawn, fly_one
+from muninn_bench.studies.closed_loop.batched import Ticket, fly_all, fly_one
 from muninn_bench.studies.closed_loop.loop import Flight, SimulatedWorker, fly
 from muninn_bench.studies.closed_loop.methods import METHODS, find_method, needs, supervisor
 from muninn_bench.studies.closed_loop.traces import Drawn, Replayed, Timed, Trace, instant, measured
@@ -202,7 +202,7 @@ def test_batched_flights_equal_single_ones() -> None:
     together = {(flight.method, flight.seed): flight for flight in flights}
     needed = needs(programs.platform, trace)
     for ticket in tickets:
-        alone = fly_drawn(programs, ticket, trace, needed, cases.METRIC)
+        alone = fly_one(programs, ticket, trace, needed, metric=cases.METRIC)
         flown = together[ticket.method.name, ticket.seed]
         assert [replace(call, estimate=None, clearance=0.0) for call in flown.calls] == [
             replace(call, estimate=None, clearance=0.0) for call in alone.calls

@@ -1,10 +1,9 @@
 """Many episodes at once: their planning jobs share batches, their latencies come from a trace.
 
 An episode depends on planning only through plans and latencies. Plans are the same in a batch (up
-to how the network rounds one), and latencies are drawn from what single jobs took. So a study of
-thousands of calls needs no thousands of single calls. Each episode runs in a thread of its own,
-because a supervisor waits for its answer; whenever every live episode waits, all their jobs are
-planned together.
+to how the network rounds one), and latencies are drawn from those of single jobs, so a study need
+not make thousands of single calls. Each episode runs in a thread of its own, because a supervisor
+waits for its answer; whenever every live episode waits, all their jobs are planned together.
 """
 
 from __future__ import annotations
@@ -41,18 +40,13 @@ class Pool:
     """Collects the jobs of live episodes until all of them wait, then plans them together."""
 
     def __init__(self, programs: ClosedLoopPrograms, episodes: int, live: int) -> None:
-        self._programs = programs
-        self._left, self._most = episodes, live
+        self._programs, self._left, self._most = programs, episodes, live
         self._changed = threading.Condition()
         self._waiting: dict[int, tuple[str, Job, Future[Plans]]] = {}
         self._closed: BaseException | None = None
 
     def plan(self, number: int, program: str, job: Job) -> Plans:
-        """The plans of the episode ``number``; waits until everyone else waits as well.
-
-        Raises:
-            BaseException: what ended the pool.
-        """
+        """The plans of an episode, once all others wait as well; raises what closed the pool."""
         answer: Future[Plans] = Future()
         with self._changed:
             if self._closed is not None:
@@ -77,7 +71,7 @@ class Pool:
             self._changed.notify_all()
 
     def serve(self) -> None:
-        """Plan for the episodes until the last has left; runs in the caller's thread.
+        """Plan in the caller's thread until the last episode has left.
 
         Batches are in order of episodes, so that they are the same whoever came first.
         """
@@ -86,7 +80,7 @@ class Pool:
                 self._changed.wait_for(
                     lambda: self._closed or len(self._waiting) == min(self._left, self._most)
                 )
-                asked = [job for _, job in sorted(self._waiting.items(), key=lambda item: item[0])]
+                asked = [self._waiting[number] for number in sorted(self._waiting)]
             if not asked:
                 return
             plans = self._programs.plan_all([(program, job) for program, job, _ in asked])
@@ -116,7 +110,7 @@ def fly_all(
     def work(number: int, ticket: Ticket) -> None:
         try:
             ask = partial(pool.plan, number)
-            flight = fly_drawn(programs, ticket, trace, needed, metric, ask)
+            flight = fly_one(programs, ticket, trace, needed, metric=metric, plan=ask)
             with lock:
                 done(flight)
         except BaseException as error:
@@ -139,23 +133,10 @@ def fly_all(
             future.result()
 
 
-def fly_drawn(
-    programs: ClosedLoopPrograms,
-    ticket: Ticket,
-    trace: Trace,
-    needed: Needs,
-    metric: Metric,
-    plan: Plan | None = None,
-) -> Flight:
-    """One episode with latencies drawn from a trace, by its seed; the same for every method."""
-    latency = Drawn(trace, call_seed(ticket.seed, 7)) if ticket.method.charged else instant
-    return fly_one(programs, ticket, latency, needed, metric=metric, plan=plan)
-
-
 def fly_one(
     programs: ClosedLoopPrograms,
     ticket: Ticket,
-    latency: Latency,
+    latency: Latency | Trace,
     needed: Needs,
     *,
     metric: Metric | None = None,
@@ -165,16 +146,17 @@ def fly_one(
     """Fly one episode.
 
     Args:
-        programs: what plans.
+        programs: plan, job by job, unless ``plan`` says otherwise.
         ticket: which episode.
-        latency: what planning takes.
+        latency: of planning; drawn from a trace by the episode's seed, the same for every method.
         needed: what escalation must be given; see :func:`needs`.
         metric: measures how far one call, drawn at random, is from full compute; None does not.
-        plan: where plans are computed; ``programs`` itself, job by job, by default.
+        plan: where plans are computed.
         watcher: looks on.
     """
-    method, seed = ticket.method, ticket.seed
-    ask = plan or programs.plan
+    method, seed, ask = ticket.method, ticket.seed, plan or programs.plan
+    if isinstance(latency, Trace):
+        latency = Drawn(latency, call_seed(seed, 7)) if method.charged else instant
     worker = SimulatedWorker(ask, latency, "cached" if method.program == "full" else method.program)
     robot = supervisor(method, programs.platform, worker, needed, call_seed(seed, 1))
     flight, asked = fly(programs.platform, robot, worker, seed, method.name, watcher)

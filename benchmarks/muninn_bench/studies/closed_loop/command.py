@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,13 +14,9 @@ from rich.console import Console
 from muninn.errors import InputError
 
 if TYPE_CHECKING:
-    from muninn.loop.escalation import Needs
     from muninn_bench.platform import Platform
-    from muninn_bench.studies.closed_loop.loop import Flight
-    from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms
     from muninn_bench.studies.closed_loop.study import Paths
 
-_TIMED = 8  # single jobs, for what escalation must be given
 _LIVE = ("full", "muninn-only", "combined")
 
 
@@ -68,6 +62,7 @@ def fly(
     quick: Annotated[bool, typer.Option(help="Everything in miniature, under runs/.")] = False,
 ) -> None:
     """Fly a simulated robot whose clock runs while it plans: a slow planner flies an old plan."""
+    from muninn_bench.studies.closed_loop.live import fly_live
     from muninn_bench.studies.closed_loop.study import QUICK, Settings, prepare, run_study
     from muninn_bench.studies.closed_loop.write import print_rows, write_results
 
@@ -89,7 +84,7 @@ def fly(
         print_rows(console, write_results(out, programs, flights, trace, command))
         console.print(f"wrote {out}")
     else:
-        _fly_live(console, programs, method or list(_LIVE), episodes, view, replay)
+        fly_live(console, programs, method or list(_LIVE), episodes, view, replay)
 
 
 def _paths(name: str, quick: bool) -> Paths:
@@ -104,76 +99,3 @@ def _paths(name: str, quick: bool) -> Paths:
     )
     results = Path("results/closed-loop") / name
     return Paths(certificate, results / "latency.jsonl", Path("runs/closed-loop") / name)
-
-
-def _fly_live(
-    console: Console,
-    programs: ClosedLoopPrograms,
-    methods: Sequence[str],
-    episodes: int,
-    view: bool,
-    replay: Path | None,
-) -> None:
-    """Plan at batch 1 here and now, with the latency that has; or as a file says."""
-    import torch
-
-    from muninn.progress import bars
-    from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
-    from muninn_bench.studies.closed_loop.methods import find_method, measure_trace, needs
-    from muninn_bench.studies.closed_loop.tables import method_rows
-    from muninn_bench.studies.closed_loop.traces import Latency, Replayed, measured
-    from muninn_bench.studies.closed_loop.view import View
-    from muninn_bench.studies.closed_loop.write import print_rows
-
-    platform, folder = programs.platform, Path("runs/fly") / programs.platform.name
-    asked = [Ticket(find_method(name), seed) for name in methods for seed in range(episodes)]
-    watcher = View(platform, programs.certificate, folder) if view else None
-    jobs: list[tuple[Ticket, Latency]]
-    if replay is not None:
-        needed, recorded = read_flights(replay)
-        jobs = [(Ticket(find_method(one.method), one.seed), Replayed(one.jobs)) for one in recorded]
-    else:
-        first = torch.cat([platform.begin(seed).context() for seed in range(_TIMED)])
-        needed = needs(platform, measure_trace(programs, first, _TIMED))
-        jobs = [(ticket, measured) for ticket in asked]
-    flights = []
-    with bars(True) as task:
-        advance = task(f"fly {platform.name}", len(jobs))
-        for ticket, latency in jobs:
-            flights.append(fly_one(programs, ticket, latency, needed, watcher=watcher))
-            advance(1)
-    if replay is not None:
-        same = sum(one == other for one, other in zip(flights, recorded, strict=True))
-        console.print(f"{same} of {len(flights)} flights are reproduced exactly")
-    else:
-        out = folder / "flights.jsonl"
-        write_flights(out, flights, needed)
-        console.print(f"latencies and calls: {out}; fly them again with --replay {out}")
-    for path in watcher.written if watcher is not None else ():
-        console.print(f"wrote {path}")
-    print_rows(console, method_rows(flights, programs.certificate))
-
-
-def write_flights(path: Path, flights: Sequence[Flight], needed: Needs) -> None:
-    """Keep flights so that they can be flown again."""
-    from muninn.loop.times import machine
-    from muninn_bench.studies.closed_loop.traces import write_lines
-
-    header = {"machine": machine(), "needs": asdict(needed)}
-    write_lines(path, [header, *map(asdict, flights)])
-
-
-def read_flights(path: Path) -> tuple[Needs, list[Flight]]:
-    """The flights of a file, and what escalation was given in them.
-
-    Raises:
-        InputError: the file is missing or is none.
-    """
-    from muninn.loop.escalation import Needs
-    from muninn_bench.studies.closed_loop.loop import Flight
-
-    try:
-        header, *lines = map(json.loads, path.read_text().splitlines())
-        return Needs(**header["needs"]), [Flight.from_json(line) for line in lines]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path}: no recorded flights ({error}); fly without --replay") from error

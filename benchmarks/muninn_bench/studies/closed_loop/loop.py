@@ -36,10 +36,7 @@ class SimulatedWorker:
     It waits until the deadline and no longer. A plan that is late is thrown away, and the next job
     waits until the worker has finished it.
 
-    Args:
-        plan: computes plans.
-        latency: how long that took.
-        cheap: program that stands for the sources ``cached`` and ``resampled``.
+    The program ``cheap`` stands for the sources ``cached`` and ``resampled``.
 
     Attributes:
         now: simulated seconds; the loop sets it when a call begins.
@@ -103,11 +100,9 @@ class Flight:
     """One episode.
 
     Attributes:
-        method, seed: of the episode.
         outcome: ``success``, ``collision`` or ``timeout``.
         seconds: that it lasted; the time to the goal where it succeeded.
         smallest_clearance: metres.
-        calls: in order.
         jobs: planning jobs with their latencies; with the seed they reproduce the flight.
         deviation: from full compute, of one call drawn at random, in the certificate's metric;
             0 if that call held, None if it was not measured.

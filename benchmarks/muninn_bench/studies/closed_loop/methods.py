@@ -7,8 +7,9 @@ differ in the program that plans, in the deadline, and in what escalation may do
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -46,8 +47,6 @@ class Method:
     """One way to plan in closed loop.
 
     Attributes:
-        name: for options and tables.
-        title: in words.
         program: ``full``, ``fewsteps`` or ``cached``.
         variant: of the escalation.
         deadline: a plan that takes longer than the period leads to a hold.
@@ -99,9 +98,6 @@ class ClosedLoopPrograms:
         platform: its planner and screen.
         fast: the certified planner.
         fewer: the tuned alternative with as many evaluations; None where no method asks for it.
-
-    Raises:
-        InputError: the certificate does not match the planner.
     """
 
     def __init__(
@@ -180,41 +176,31 @@ def _chunks(jobs: dict[int, Job]) -> list[dict[int, Job]]:
 def measure_trace(
     programs: ClosedLoopPrograms, contexts: Tensor, calls: int, progress: bool = True
 ) -> Trace:
-    """Time single jobs, screening included: full compute, fewer steps where they were tuned, the
-    certified program and its new samples.
+    """Time single jobs of every program and of new samples, screening included, after a warm-up.
 
-    Args:
-        programs: to time.
-        contexts: (count, ...), taken in turn.
-        calls: jobs of each, after a warm-up.
-        progress: show a bar.
+    ``contexts`` (count, ...) are taken in turn; every kind of job is timed ``calls`` times.
     """
     fewer = [] if programs.fewer is None else [("fewsteps", 1)]
     kinds = [("full", 1), *fewer, ("cached", 1), ("cached", programs.platform.candidates)]
 
-    def run(program: str, plans: int) -> Callable[[int], int]:
-        def evaluations(call: int) -> int:
-            row = call % len(contexts)
-            seeds = tuple(call_seed(call + WARM_UP, plans, draw) for draw in range(plans))
-            made = programs.plan(program, Job("cached", contexts[row : row + 1], seeds))
-            return int(made.record.evaluations.sum())
-
-        return evaluations
+    def run(kind: tuple[str, int], call: int) -> int:
+        program, plans = kind
+        row = call % len(contexts)
+        seeds = tuple(call_seed(call + WARM_UP, plans, draw) for draw in range(plans))
+        made = programs.plan(program, Job("cached", contexts[row : row + 1], seeds))
+        return int(made.record.evaluations.sum())
 
     with bars(progress) as task:
         turns = take_turns(
-            [run(*kind) for kind in kinds],
+            [partial(run, kind) for kind in kinds],
             warm_up=WARM_UP,
             timed=calls,
             device=programs.platform.planner.device,
             advance=task("time single jobs", WARM_UP + calls),
         )
+    by_kind = zip(kinds, turns, strict=True)
     return Trace(
-        jobs=[
-            Timed(*kind, turn.result, turn.seconds)
-            for kind, taken in zip(kinds, turns, strict=True)
-            for turn in taken
-        ]
+        jobs=[Timed(*kind, one.result, one.seconds) for kind, own in by_kind for one in own]
     )
 
 

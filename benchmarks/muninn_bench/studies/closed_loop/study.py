@@ -132,18 +132,13 @@ def _scouted(platform: Platform, seeds: list[int], run: Run) -> list[Tensor]:
     return [calls[int(draw * len(calls))] for draw, calls in zip(draws, met, strict=True)]
 
 
-def tune_fewer(platform: Platform, fast: CachedPlanner, contexts: Tensor, seed: int) -> Alternative:
+def tune_fewer(programs: ClosedLoopPrograms, contexts: Tensor, seed: int) -> Alternative:
     """The best alternative with no fewer evaluations than the certified program has in the mean.
 
     Tuned on scouted contexts, by the deviation that was certified; none of them is of a studied
     episode.
-
-    Raises:
-        CertificateError: there is no certificate to match.
     """
-    certificate = fast.certificate
-    if certificate is None:
-        raise CertificateError(f"the certificate cannot be used: {fast.reason}")
+    platform, certificate = programs.platform, programs.certificate
     metric = position_metric(platform)
     calls = PairedCalls(platform.planner, contexts, len(contexts), metric, call_seed(seed, 2))
     search = AlternativeSearch(calls, platform.tolerance, allowed_share(certificate))
@@ -162,19 +157,13 @@ def load_fast(platform: Platform, path: Path) -> CachedPlanner:
         return cached(platform.planner, path)
     except CertificateError as error:
         raise CertificateError(
-            f"{error}. Or make it again: muninn-bench fly --task {platform.name} --calibrate"
+            f"{error}. Or make it again: `muninn-bench fly` with --calibrate"
         ) from error
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where a study keeps its measurements.
-
-    Attributes:
-        certificate: the certificate file.
-        trace: single-job latencies.
-        work: folder of scouted contexts and journals, not to be committed.
-    """
+    """The certificate, single-job latencies, and a folder of scouts and journals, not committed."""
 
     certificate: Path
     trace: Path
@@ -209,7 +198,7 @@ def prepare(
     fast = load_fast(platform, paths.certificate)
     if fewer and not paths.fewer.exists():
         known = scout(build, replace(settings, scouts=min(settings.scouts, TUNED_ON)), paths.work)
-        found = tune_fewer(platform, fast, known, settings.seed)
+        found = tune_fewer(ClosedLoopPrograms(platform, fast), known, settings.seed)
         write_whole(paths.fewer, json.dumps(found.to_json()) + "\n")
     return ClosedLoopPrograms(platform, fast, _load_fewer(paths))
 
@@ -226,11 +215,7 @@ def run_study(
 ) -> tuple[list[Flight], Trace]:
     """Fly every episode of every method that the journals do not hold yet.
 
-    Args:
-        build: the platform, built once in every process.
-        programs: from :func:`prepare`.
-        settings: how much.
-        paths: where it is kept.
+    Programs are those of :func:`prepare`; every process builds a platform of its own.
     """
     if not paths.trace.exists():
         contexts = scout(build, settings, paths.work)

@@ -38,29 +38,33 @@ def bound_of(certificate: Certificate) -> Callable[[FlownCall], float]:
     return bound
 
 
-def damped(call: FlownCall) -> bool:
-    """The plan was followed at a share of its speed."""
+def _damped(call: FlownCall) -> bool:
     return call.factor is not None and call.factor < 1.0
 
 
-def resampled(call: FlownCall) -> bool:
-    """A new sample was executed."""
-    return call.source == "resampled"
-
-
-def overridden(call: FlownCall) -> bool:
-    """Full compute in the place of a certified plan; a call of the method Full is none."""
+def _overridden(call: FlownCall) -> bool:
+    # A call of the method Full is no override.
     return call.source == "full" and call.mode == "full"
 
 
-def escalated(call: FlownCall) -> bool:
-    """Escalation changed what is executed: damped, another sample, or full compute."""
-    return damped(call) or resampled(call) or overridden(call)
-
-
-def held(call: FlownCall) -> bool:
-    """No plan was executed."""
-    return call.action == "hold"
+HAPPENED: dict[str, Callable[[FlownCall], bool]] = {
+    "escalated": lambda call: (
+        _damped(call) or call.source == "resampled" or _overridden(call)
+    ),  # what is executed was changed
+    "damped": _damped,
+    "resampled": lambda call: call.source == "resampled",
+    "overridden": _overridden,
+    "holds": lambda call: call.action == "hold",
+    "deadline_misses": lambda call: call.late,
+}
+RATES = {
+    "deadline_miss_rate": "deadline_misses",
+    "hold_rate": "holds",
+    "escalation_rate": "escalated",
+    "resample_rate": "resampled",
+    "override_rate": "overridden",
+}
+"""Columns of ``summary.csv`` by those of ``episodes.csv`` whose mean they are."""
 
 
 def episode_row(flight: Flight) -> Row:
@@ -75,12 +79,7 @@ def episode_row(flight: Flight) -> Row:
         "smallest_clearance_m": round(flight.smallest_clearance, 4),
         "calls": len(calls),
         "evaluations": sum(call.evaluations for call in calls),
-        "escalated": sum(map(escalated, calls)),
-        "damped": sum(map(damped, calls)),
-        "resampled": sum(map(resampled, calls)),
-        "overridden": sum(map(overridden, calls)),
-        "holds": sum(map(held, calls)),
-        "deadline_misses": sum(call.late for call in calls),
+        **{name: sum(map(happened, calls)) for name, happened in HAPPENED.items()},
         "latency_p50_s": round(float(np.quantile(seconds, 0.5)), 5),
         "latency_p99_s": round(float(np.quantile(seconds, 0.99)), 5),
         "deviation_m": None if flight.deviation is None else round(flight.deviation, 6),
@@ -105,25 +104,17 @@ def method_row(flights: Sequence[Flight], tolerance: float, risk: float) -> Row:
         row |= {outcome: hits / count, f"{outcome}_low": low, f"{outcome}_high": high}
     times = [flight.seconds for flight in flights if flight.outcome == "success"]
     mean, low, high = _mean(times)
-
-    def share(happened: Callable[[FlownCall], float]) -> float:
-        return float(np.mean([happened(call) for call in calls]))
-
     row |= {
         "time_to_goal_s": mean,
         "time_to_goal_low": low,
         "time_to_goal_high": high,
         "clearance_p05_m": float(np.quantile([f.smallest_clearance for f in flights], 0.05)),
         "calls": len(calls),
-        "evaluations_per_call": share(lambda call: call.evaluations),
+        "evaluations_per_call": float(np.mean([call.evaluations for call in calls])),
         "latency_p50_s": float(np.quantile(seconds, 0.5)),
         "latency_p99_s": float(np.quantile(seconds, 0.99)),
-        "deadline_miss_rate": share(lambda call: call.late),
-        "hold_rate": share(held),
-        "escalation_rate": share(escalated),
-        "resample_rate": share(resampled),
-        "override_rate": share(overridden),
     }
+    row |= {name: float(np.mean(list(map(HAPPENED[of], calls)))) for name, of in RATES.items()}
     return row | deviation_columns(flights, tolerance, risk)
 
 

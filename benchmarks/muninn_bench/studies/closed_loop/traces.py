@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,14 +26,7 @@ NEAREST = 20
 
 @dataclass(frozen=True)
 class Timed:
-    """One planning job.
-
-    Attributes:
-        program: ``full``, ``cached`` or ``fewsteps``.
-        plans: rows that were planned together.
-        evaluations: denoiser evaluations of all rows.
-        seconds: that it took.
-    """
+    """One planning job: its program, rows planned together, evaluations of all rows, seconds."""
 
     program: str
     plans: int
@@ -85,8 +77,7 @@ class Drawn:
     """
 
     def __init__(self, trace: Trace, seed: int) -> None:
-        self._trace = trace
-        self._generator = np.random.default_rng(seed)
+        self._trace, self._generator = trace, np.random.default_rng(seed)
 
     def __call__(self, job: Timed) -> float:
         jobs = self._trace.of(job.program, job.plans)
@@ -104,35 +95,31 @@ class Trace:
     machine: dict[str, str] = field(default_factory=machine)
     jobs: Sequence[Timed] = ()
 
-    @cached_property
-    def _groups(self) -> dict[tuple[str, int], list[Timed]]:
-        groups = defaultdict(list)
-        for job in self.jobs:
-            groups[job.program, job.plans].append(job)
-        return dict(groups)
-
     def of(self, program: str, plans: int) -> list[Timed]:
         """The jobs of a program with so many plans.
 
         Raises:
             InputError: there is none.
         """
-        if (program, plans) not in self._groups:
-            have = ", ".join(f"{name} x {count}" for name, count in self._groups) or "nothing"
+        found = [job for job in self.jobs if (job.program, job.plans) == (program, plans)]
+        if not found:
+            kinds = dict.fromkeys(f"{job.program} x {job.plans}" for job in self.jobs)
             raise InputError(
-                f"the latency trace has no job of {program} x {plans}, only {have}; measure again"
+                f"the latency trace has no job of {program} x {plans}, only "
+                f"{', '.join(kinds) or 'nothing'}; measure again"
             )
-        return self._groups[program, plans]
+        return found
 
     def quantile(self, level: float, program: str, plans: int) -> float:
         """Seconds within which a share ``level`` of such jobs were done; infinite without any."""
-        if (program, plans) not in self._groups:
+        try:
+            return float(np.quantile([job.seconds for job in self.of(program, plans)], level))
+        except InputError:
             return math.inf
-        return float(np.quantile([job.seconds for job in self.of(program, plans)], level))
 
     def save(self, path: Path) -> None:
         """Write the file."""
-        write_lines(path, [{"machine": self.machine}, *map(asdict, self.jobs)])
+        write_lines(path, {"machine": self.machine}, self.jobs)
 
     @classmethod
     def load(cls, path: Path) -> Trace:
@@ -150,6 +137,7 @@ class Trace:
             ) from error
 
 
-def write_lines(path: Path, values: Iterable[object]) -> None:
-    """Write a file of JSON lines."""
+def write_lines(path: Path, header: dict[str, Any], rows: Iterable[Any]) -> None:
+    """Write a header and dataclasses as JSON lines."""
+    values = [header, *map(asdict, rows)]
     write_whole(path, "".join(json.dumps(value) + "\n" for value in values))
