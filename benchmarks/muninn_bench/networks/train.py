@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -46,7 +45,6 @@ from muninn_bench.networks.windows import (
     standard_limits,
     symmetric_limits,
 )
-from muninn_bench.tasks.maze2d import data as maze_data
 from muninn_bench.tasks.maze2d.planner import inpaint_ends
 
 ARCHITECTURES: dict[str, type[NetworkConfig]] = {
@@ -65,8 +63,8 @@ class TrainingConfig:
     """Settings of one training.
 
     Attributes:
-        data: Runs, written by ``muninn_bench.tasks.maze2d.data`` or ``muninn_bench.networks.runs``; they say
-            which channels are inpainted, and the time between frames.
+        data: Runs, written by a task's ``data`` module; they say which channels are inpainted, and
+            the time between frames.
         out: Folder for the results.
         minutes: Time budget of the whole training, parts before a resume included.
         pause_minutes: Stop when this much of the budget is used, leaving a checkpoint.
@@ -155,7 +153,7 @@ def train(config: TrainingConfig) -> Path:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         torch.backends.cudnn.benchmark = True
-    runs = _read(config.data)
+    runs = load_runs(config.data)
     if runs.frames.shape[1] != config.network.channels:
         raise InputError(
             f"{config.data} has frames of {runs.frames.shape[1]} channels, the network "
@@ -265,15 +263,6 @@ def train(config: TrainingConfig) -> Path:
             break
 
     return save()
-
-
-def _read(path: Path) -> Runs:
-    """Return the runs of a file; the maze's older format is told by its 16-bit codes."""
-    if path.exists():
-        with np.load(path) as stored:
-            if "codes" in stored:
-                return maze_data.load_runs(path)
-    return load_runs(path)
 
 
 def _coordinates(network: NetworkConfig, runs: Runs) -> tuple[Tensor, Tensor, float]:

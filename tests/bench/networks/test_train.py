@@ -19,6 +19,7 @@ from muninn_bench.networks import (
     UnetConfig,
     load_teacher,
 )
+from muninn_bench.networks.runs import Runs, load_runs, save_runs
 from muninn_bench.networks.teacher import NetworkConfig
 from muninn_bench.networks.train import PlanLoss, TrainingConfig, _learning_rate, main, train
 from muninn_bench.networks.windows import (
@@ -28,7 +29,6 @@ from muninn_bench.networks.windows import (
     standard_limits,
     symmetric_limits,
 )
-from muninn_bench.tasks.maze2d.data import MazeRuns, load_runs, save_runs
 
 TINY_TRANSFORMER = TransformerConfig(
     patch=4, width=16, blocks=4, heads=2, frame_width=8, time_width=16
@@ -43,13 +43,13 @@ def straight_runs(count: int) -> list[np.ndarray]:
     return [np.arange(4 + index % 5)[:, None] * slope for index, slope in enumerate(slopes)]
 
 
-def as_runs(runs: list[np.ndarray]) -> MazeRuns:
+def as_runs(runs: list[np.ndarray]) -> Runs:
     offsets = np.concatenate([[0], np.cumsum([len(run) for run in runs])]).astype(np.int64)
-    return MazeRuns(np.concatenate(runs).astype(np.float32), offsets)
+    return Runs(np.concatenate(runs).astype(np.float32), offsets, 0.03, 2, 4)
 
 
 def tiny_config(tmp_path: Path, **changes: object) -> TrainingConfig:
-    save_runs(tmp_path / "runs.npz", straight_runs(20))
+    save_runs(tmp_path / "runs.npz", as_runs(straight_runs(20)))
     settings: dict[str, object] = {
         "data": tmp_path / "runs.npz", "out": tmp_path / "out", "maximum_steps": 3, "batch": 4,
         "horizon": 16, "diffusion_steps": 10, "device": "cpu", "fast": False, "network": TINY,

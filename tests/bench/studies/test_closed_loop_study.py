@@ -112,7 +112,7 @@ def test_processes_share_the_episodes(paths: Paths) -> None:
 
 _FAMILY = """
 import multiprocessing, time
-from muninn_bench.studies.closed_loop.processes import end_with_parent
+from muninn_bench.processes import end_with_parent
 
 def child(started):
     end_with_parent()

@@ -20,10 +20,11 @@ from muninn_bench.tasks.asv.lake import (
     START_RADIUS,
     START_REGIONS,
     WORLD_RADIUS,
+    Discs,
+    Polygons,
     draw_problem,
     make_lake,
 )
-from muninn_bench.tasks.asv.shapes import Discs, Polygons
 from muninn_bench.tasks.asv.vessel import Hull, Vessel, Weather, as_array, thrusts, wrap
 
 LAKE = make_lake()
@@ -236,4 +237,4 @@ def test_data_do_not_depend_on_chunks_and_survive_the_file(tmp_path: Path) -> No
     assert np.abs(stored.frames - wanted).max() < 0.005
     assert (stored.frame_seconds, stored.position_channels, stored.state_channels) == (1.0, 2, 4)
     with pytest.raises(InputError, match="at least one run"):
-        data.generate(0)
+        data.generate(tmp_path / "none.npz", 0)

@@ -22,7 +22,7 @@ import math
 
 import numpy as np
 
-from muninn_bench.tasks.asv.shapes import FloatArray
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.vessel import Hull, Vessel
 
 TICK = 0.05

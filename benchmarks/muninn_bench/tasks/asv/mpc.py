@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from muninn.errors import InputError
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.reference import Reference
-from muninn_bench.tasks.asv.shapes import FloatArray
 from muninn_bench.tasks.asv.vessel import Hull, thrusts, wrap
 
 WAYPOINTS = 8

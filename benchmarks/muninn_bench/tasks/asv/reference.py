@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from muninn_bench.tasks.asv.shapes import FloatArray
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.fitted import fitted
 
 HORIZON = 128

@@ -15,8 +15,8 @@ from scipy.interpolate import CubicSpline
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.lake import WORLD_RADIUS, Lake
-from muninn_bench.tasks.asv.shapes import FloatArray
 
 CRUISE = 1.8
 """Metres per second; against a current it leaves the vessel a quarter of its thrust to steer."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muninn_bench.tasks.asv.shapes import FloatArray
+from muninn.model.schedule import FloatArray
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.model import (
     GRAVITY,
     INERTIA,
     MASS,
     MIXER,
     MOTOR_RANGE,
-    FloatArray,
 )
 
 UP = np.array([0.0, 0.0, 1.0])

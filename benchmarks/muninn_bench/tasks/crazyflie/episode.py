@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.platform import Outcome, Snapshot
 from muninn_bench.tasks.crazyflie.arena import COLLISION_MARGIN, Problem, clearance, draw_problem
 from muninn_bench.tasks.crazyflie.controller import GeometricController
-from muninn_bench.tasks.crazyflie.model import PHYSICS_STEP, Air, Drone, FloatArray, Wind
+from muninn_bench.tasks.crazyflie.model import PHYSICS_STEP, Air, Drone, Wind
 from muninn_bench.tasks.crazyflie.reference import PlanSpline, Reference
 
 GOAL_RADIUS = 0.15

@@ -10,11 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.arena import BOXES, CYLINDERS, HALF_SIZE
-
-FloatArray = NDArray[np.float64]
 
 MASS = 0.0319
 """Kilograms."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.controller import Setpoint
-from muninn_bench.tasks.crazyflie.model import FloatArray
 from muninn_bench.tasks.fitted import fitted
 
 TOP_SPEED = 2.2

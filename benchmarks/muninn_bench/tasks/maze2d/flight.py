@@ -18,8 +18,9 @@ from torch import Tensor
 from muninn.context import Context
 from muninn.loop.escalation import damped
 from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
 from muninn_bench.networks.teacher import Teacher
-from muninn_bench.platform import FloatArray, Outcome, Snapshot
+from muninn_bench.platform import Outcome, Snapshot
 from muninn_bench.tasks.maze2d.controller import (
     ACTUATOR_GEAR,
     BALL_MASS,
@@ -70,14 +71,6 @@ def wall_clearance(position: FloatArray) -> float:
     """Metres from the ball's surface to the nearest wall, negative inside it."""
     gap = np.maximum(np.abs(position - _WALL_CENTRES) - 0.5, 0.0)
     return float(np.sqrt((gap * gap).sum(axis=1).min())) - BALL_RADIUS
-
-
-class _World(MazeWorld):
-    """The environment, for its model."""
-
-    @property
-    def model(self) -> Any:
-        return self._environment.unwrapped.point_env.model
 
 
 class MazeEpisode:
@@ -204,7 +197,7 @@ class MazePlatform:
     @cached_property
     def model(self) -> Any:
         """The environment's MuJoCo model; episodes share it and have data of their own."""
-        return _World().model
+        return MazeWorld().model
 
     def begin(self, seed: int) -> MazeEpisode:
         """A fresh problem, gusts and sensor noise."""

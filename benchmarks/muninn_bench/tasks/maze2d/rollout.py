@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,7 +9,7 @@ from muninn.errors import InputError
 from muninn_bench.tasks.maze2d.controller import TIME_STEP, ControllerConfig, tracking_action
 from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
 from muninn_bench.tasks.maze2d.maze import MazeProblem
-from muninn_bench.tasks.maze2d.world import MazeWorld
+from muninn_bench.tasks.maze2d.world import shared_world
 
 
 def reach(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> float | None:
@@ -40,7 +38,7 @@ def reach(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> float 
         np.arange(len(frames)),
     )
     target = np.stack([np.interp(at, known, column) for column in frames[:, :4].T], axis=1)
-    world = _shared_world()
+    world = shared_world()
     state = world.place(problem, seed)
     still = np.zeros(2)
     for step in range(world.step_limit):
@@ -69,9 +67,3 @@ def follow_all(
         raise InputError(f"got {len(problems)} problems and {len(plans)} plans")
     pairs = enumerate(zip(problems, plans, strict=True), first_seed)
     return np.array([follow(*pair, seed) for seed, pair in pairs], dtype=np.bool_)
-
-
-@cache
-def _shared_world() -> MazeWorld:
-    """This process's environment; building one takes longer than an episode."""
-    return MazeWorld()

@@ -31,7 +31,7 @@ def spread(
         yield from crew.map(function, items)
     except BrokenProcessPool as error:
         raise MuninnError(
-            "a process of the study died; what was flown is kept: run the command again"
+            "a process died; what was finished is kept: run the command again"
         ) from error
     finally:  # nobody waits for what they are in the middle of
         for process in list((crew._processes or {}).values()):
