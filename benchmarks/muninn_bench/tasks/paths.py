@@ -62,6 +62,7 @@ def timed(
     clock = np.arange(0.0, times[-1] + step, step)
     position = np.stack([np.interp(clock, times, column) for column in path.T], axis=1)
     # Rest before and after lets the rounding in time start and end at rest, exactly in place.
-    rest = int(np.ceil(3 * sigma / step))
+    width = sigma / step
+    rest = int(np.ceil(3 * width))
     ends = np.repeat(path[:1], rest, 0), np.repeat(path[-1:], rest, 0)
-    return smooth(np.concatenate([ends[0], position, ends[1]]), sigma / step)
+    return smooth(np.concatenate([ends[0], position, ends[1]]), width)
