@@ -26,10 +26,8 @@ TOP_SPEED = 2.2
 SMALLEST_CLEARANCE = 0.5
 """Metres that every frame of every run keeps beyond hull and buffer."""
 
-_KICK = 0.4
-_KICK_SECONDS = 3.0
-_START_CLEARANCE = 1.0
-_START_DISTANCE = 6.0
+_KICK, _KICK_SECONDS = 0.4, 3.0
+_START_CLEARANCE, _START_DISTANCE = 1.0, 6.0
 
 
 @cache

@@ -15,8 +15,7 @@ import numpy as np
 
 from muninn.model.schedule import FloatArray
 
-WORLD_RADIUS = 100.0
-"""Metres from the middle of the lake to its farthest shore."""
+WORLD_RADIUS = 100.0  # metres from the middle of the lake to its farthest shore
 
 SHORE_BUFFER = 4.0
 """Metres from the shoreline in which the vessel may stay for a second at most."""
@@ -25,8 +24,7 @@ HULL_RADIUS = 0.9
 """Metres: the disc around a hull of 1.8 m; it touches an obstacle when they are closer."""
 
 GOAL_RADIUS = 6.0
-SMALLEST_DISTANCE = 50.0
-"""Metres between start and goal at least."""
+SMALLEST_DISTANCE = 50.0  # metres between start and goal at least
 
 START_RADIUS = 6.0
 START_REGIONS = np.array([(-72.0, -34.0), (-16.0, 71.0), (74.0, 25.0), (10.0, -75.0)])
@@ -50,11 +48,7 @@ _BUOY_RADIUS = 1.2
 
 @dataclass(frozen=True)
 class Polygons:
-    """Disjoint simple polygons.
-
-    Attributes:
-        rings: corners of each, in order, (corners, 2), metres.
-    """
+    """Disjoint simple polygons: the corners of each, in order, (corners, 2), metres."""
 
     rings: tuple[FloatArray, ...]
 
@@ -86,12 +80,7 @@ class Polygons:
 
 @dataclass(frozen=True)
 class Discs:
-    """Discs in the plane.
-
-    Attributes:
-        centres: (discs, 2), metres.
-        radii: (discs,), metres.
-    """
+    """Discs in the plane: centres (discs, 2) and radii (discs,), metres."""
 
     centres: FloatArray
     radii: FloatArray
@@ -106,13 +95,7 @@ class Discs:
 
 @dataclass(frozen=True)
 class Problem:
-    """One episode's task.
-
-    Attributes:
-        start: position at rest, (2,), metres.
-        heading: of the vessel at the start, radians.
-        goal: centre of the goal disc, (2,), metres.
-    """
+    """Where to start, at rest with a heading in radians, and the goal disc's centre, (2,) each."""
 
     start: FloatArray
     heading: float
@@ -121,21 +104,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Lake:
-    """The fixed map; distances are to points (..., 2) in metres.
+    """The fixed map; distances are from points (..., 2) in metres.
 
-    Attributes:
-        shore: the shoreline, one polygon around the water.
-        islands: land inside it.
-        buoys: also the landmarks that LiDAR and camera see.
+    The shore is one polygon around the water; the buoys are what LiDAR and camera see.
     """
 
     shore: Polygons
     islands: Polygons
     buoys: Discs
-
-    @cached_property
-    def _land(self) -> Polygons:
-        return Polygons(self.shore.rings + self.islands.rings)
 
     def to_shore(self, points: FloatArray) -> FloatArray:
         """Metres to the shoreline, negative on land: (...)."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from torch import Tensor
 
 from muninn.context import Context
-from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
@@ -24,15 +22,13 @@ SCREEN_MARGIN = 0.5
 """Metres beyond hull radius and shore buffer that a plan must keep: what tracking may be off."""
 
 
-def _bundled() -> Teacher:
-    return load_teacher(model_file("asv/teacher.safetensors"))
-
-
 @dataclass
 class AsvPlatform:
     """See :class:`muninn_bench.platform.Platform`."""
 
-    teacher: Teacher = field(default_factory=_bundled)
+    teacher: Teacher = field(
+        default_factory=lambda: load_teacher(model_file("asv/teacher.safetensors"))
+    )
     lake: Lake = field(default_factory=make_lake)
     name: str = "asv"
     period: float = 1.0
@@ -40,13 +36,8 @@ class AsvPlatform:
     tolerance: float = 0.5
 
     def __post_init__(self) -> None:
-        # Missing packages are told now, not in the first episode.
-        require_osqp()
-
-    @cached_property
-    def planner(self) -> Planner:
-        """Full compute."""
-        return maze_planner(self.teacher)
+        require_osqp()  # a missing package is told now, not in the first episode
+        self.planner = maze_planner(self.teacher)
 
     def begin(self, seed: int) -> AsvEpisode:
         """A fresh problem, weather and sensor noise."""
@@ -72,11 +63,9 @@ class AsvPlatform:
 
     def outlines(self) -> list[FloatArray]:
         """Closed outlines of shore, islands and buoys, each (points, 2), for pictures."""
-        rings = [*self.lake.shore.rings, *self.lake.islands.rings]
         turn = np.linspace(0.0, 2.0 * np.pi, 17)
         circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
-        buoys = self.lake.buoys
-        return [np.concatenate([ring, ring[:1]]) for ring in rings] + [
-            centre + radius * circle
-            for centre, radius in zip(buoys.centres, buoys.radii, strict=True)
-        ]
+        rings = [*self.lake.shore.rings, *self.lake.islands.rings]
+        buoys = zip(self.lake.buoys.centres, self.lake.buoys.radii, strict=True)
+        lines = [np.concatenate([ring, ring[:1]]) for ring in rings]
+        return lines + [centre + radius * circle for centre, radius in buoys]

@@ -6,7 +6,7 @@ Needs torch, numpy, safetensors and rich alone. Writes ``teacher.safetensors`` a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from muninn_bench.networks.platform_training import train_platform
 from muninn_bench.networks.unet import UnetConfig
@@ -17,10 +17,7 @@ NETWORK = UnetConfig(channels=4, widths=(160, 192, 192), blocks=3)
 makes it easily."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    train_platform("asv", NETWORK, HORIZON, 512, arguments)
-
+main = partial(train_platform, "asv", NETWORK, HORIZON, 512)
 
 if __name__ == "__main__":
     main()

@@ -42,8 +42,7 @@ COLLISION_MARGIN = 0.10
 WORKSPACE_MARGIN = 0.25
 """Clearance of starts and goals, and of the routes in the training data before smoothing."""
 
-SMALLEST_DISTANCE = 1.0
-"""Between start and goal."""
+SMALLEST_DISTANCE = 1.0  # between start and goal
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,8 @@ def clearance(points: FloatArray) -> FloatArray:
     points = np.asarray(points, dtype=np.float64)
     outside = np.abs(points[..., None, :] - BOXES[:, :3]) - BOXES[:, 3:]
     boxes = _box_distance(outside).min(axis=-1)
-    radial = np.hypot(
-        points[..., None, 0] - CYLINDERS[:, 0], points[..., None, 1] - CYLINDERS[:, 1]
-    )
+    across, along = (points[..., None, axis] - CYLINDERS[:, axis] for axis in (0, 1))
+    radial = np.hypot(across, along)
     cylinders = (radial - CYLINDERS[:, 2]).min(axis=-1)
     boundary = (HALF_SIZE - np.abs(points)).min(axis=-1)
     nearest: FloatArray = np.minimum(np.minimum(boxes, cylinders), boundary)

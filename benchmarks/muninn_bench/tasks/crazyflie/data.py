@@ -35,22 +35,13 @@ from muninn_bench.tasks.crazyflie.route import FRAME_SECONDS, HORIZON, rounded, 
 from muninn_bench.tasks.paths import resample
 from muninn_bench.tasks.recorded import Recording
 
-SMALLEST_CLEARANCE = 0.18
-"""Of a recorded run, metres: rounding a corner cuts it a little."""
-
+SMALLEST_CLEARANCE = 0.18  # of a recorded run, metres: rounding a corner cuts it a little
+CLOSEST_START = 0.115  # of a start close to an obstacle, metres: all but a collision
+SHORT_SHARE, MOVING_SHARE, CLOSE_SHARE = 0.15, 0.2, 0.15
 ATTEMPTS = 3
-SHORT_SHARE = 0.15
-MOVING_SHARE = 0.2
-CLOSE_SHARE = 0.15
-
-CLOSEST_START = 0.115
-"""Clearance of a start close to an obstacle, metres: all but a collision."""
-
 _OUT_CLEARANCE = 0.11
 _SHORTCUTS = 40
-_BAND_CLEARANCE = 0.45
-_BAND_SPACING = 0.05
-_BAND_ROUNDS = 60
+_BAND_CLEARANCE, _BAND_SPACING, _BAND_ROUNDS = 0.45, 0.05, 60
 _SEARCH_SECONDS = 5.0
 
 
@@ -173,19 +164,15 @@ def _from_before(run: FloatArray, place: FloatArray, metres: float) -> FloatArra
 
 def _is_free(state: Sequence[float]) -> bool:
     """``clearance(state) >= WORKSPACE_MARGIN``, for one point without numpy: OMPL asks often."""
-    x, y, z = state[0], state[1], state[2]
+    x, y, z = place = state[0], state[1], state[2]
     margin = WORKSPACE_MARGIN
-    for half, value in zip(_HALF, (x, y, z), strict=True):
-        if half - abs(value) < margin:
-            return False
-    for cx, cy, radius in _CYLINDERS:
-        if math.hypot(x - cx, y - cy) < radius + margin:
-            return False
+    if any(half - abs(value) < margin for half, value in zip(_HALF, place, strict=True)):
+        return False
+    if any(math.hypot(x - cx, y - cy) < radius + margin for cx, cy, radius in _CYLINDERS):
+        return False
     for cx, cy, cz, hx, hy, hz in _BOXES:
-        beyond = (
-            max(abs(x - cx) - hx, 0.0), max(abs(y - cy) - hy, 0.0), max(abs(z - cz) - hz, 0.0)
-        )  # fmt: skip
-        if math.hypot(*beyond) < margin:
+        beyond = abs(x - cx) - hx, abs(y - cy) - hy, abs(z - cz) - hz
+        if math.hypot(*(max(part, 0.0) for part in beyond)) < margin:
             return False
     return True
 

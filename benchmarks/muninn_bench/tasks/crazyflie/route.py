@@ -12,24 +12,12 @@ from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.paths import resample, smooth
 from muninn_bench.tasks.paths import timed as fastest
 
-FRAME_SECONDS = 0.1
-"""Between two frames of a run, and of a plan."""
-
-HORIZON = 72
-"""Frames of a plan. A run that does not fit, one in a hundred, is not recorded."""
-
-TOP_SPEED = 1.8
-"""Largest speed of a run, m/s."""
-
-TOP_ACCELERATION = 2.5
-"""Largest acceleration of a run along and, separately, across its path, m/s^2."""
-
-CORNER_ROUNDING = 0.12
-"""Standard deviation of the Gaussian that rounds corners, metres of path."""
-
-TIME_ROUNDING = 0.06
-"""Standard deviation of the Gaussian that rounds the run in time, seconds."""
-
+FRAME_SECONDS = 0.1  # between two frames of a run, and of a plan
+HORIZON = 72  # frames of a plan; a run that does not fit, one in a hundred, is not recorded
+TOP_SPEED = 1.8  # of a run, m/s
+TOP_ACCELERATION = 2.5  # of a run along and, separately, across its path, m/s^2
+CORNER_ROUNDING = 0.12  # standard deviation of the Gaussian along the path, metres
+TIME_ROUNDING = 0.06  # standard deviation of the Gaussian in time, seconds
 _ARC_STEP = 0.01
 _TIME_STEP = 0.01
 

@@ -6,7 +6,7 @@ states are inpainted, 100 steps. Needs torch, numpy and safetensors alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 from muninn_bench.networks.platform_training import train_platform
 from muninn_bench.networks.unet import UnetConfig
@@ -16,10 +16,7 @@ NETWORK = UnetConfig(channels=6, widths=(48, 96, 128))
 """On two cores of a CPU 100 evaluations take several planning periods of 0.1 s; 18 fit into one."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    train_platform("crazyflie", NETWORK, HORIZON, 1024, arguments)
-
+main = partial(train_platform, "crazyflie", NETWORK, HORIZON, 1024)
 
 if __name__ == "__main__":
     main()

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from muninn.context import Context
 from muninn.loop.escalation import damped
-from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.platform import Outcome, Snapshot
@@ -189,10 +188,8 @@ class MazePlatform:
     candidates: int = 4
     tolerance: float = 0.05
 
-    @cached_property
-    def planner(self) -> Planner:
-        """Full compute."""
-        return maze_planner(self.teacher)
+    def __post_init__(self) -> None:
+        self.planner = maze_planner(self.teacher)
 
     @cached_property
     def model(self) -> Any:
