@@ -22,7 +22,7 @@ export PIP_USER := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-gpu test-lerobot check lint types format coverage bench clean environment environment-lerobot
+.PHONY: help demo test test-all test-gpu test-lerobot test-wheels check lint types format coverage bench clean environment environment-lerobot
 
 help: ## list the targets
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -32,23 +32,28 @@ demo: environment ## run the demo
 	$(BIN)/muninn-bench demo $(ARGS)
 
 test: environment ## run the fast tests and the doctests
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not gpu" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not gpu and not wheels" $(ARGS)
 
 test-all: environment ## run the slow tests too
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not gpu" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not gpu and not wheels" $(ARGS)
 
 test-gpu: environment ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)
 
+test-wheels: environment ## build both wheels, install them elsewhere, run every documented command
+	$(PYTEST) -n $(WORKERS) --dist loadgroup -m wheels tests/wheels $(ARGS)
+
 test-lerobot: environment-lerobot ## run the adapters on LeRobot's own classes, and Meta-World
 	$(LEROBOT)/bin/python -c "import lerobot.policies.diffusion.modeling_diffusion, lerobot.policies.smolvla.modeling_smolvla, metaworld"
-	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/library/adapters tests/bench/tasks/metaworld $(ARGS)
+	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/library/adapters tests/bench/tasks/metaworld tests/bench/test_tasks.py $(ARGS)
 
 check: lint types test ## all that CI runs: lint, types, then the fast tests
 
-lint: environment ## check style and formatting
+lint: environment ## check style, formatting and duplicate code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pylint src/muninn
+	$(BIN)/pylint benchmarks/muninn_bench
 
 types: environment ## check types, strictly
 	$(BIN)/mypy
@@ -58,7 +63,7 @@ format: environment ## mend style and formatting in place
 	$(BIN)/ruff format .
 
 coverage: environment ## run the fast tests and show the lines they miss
-	$(PYTEST) -n $(WORKERS) -m "not slow and not gpu" --cov --cov-report=term --cov-report=html $(ARGS)
+	$(PYTEST) -n $(WORKERS) -m "not slow and not gpu and not wheels" --cov --cov-report=term --cov-report=html $(ARGS)
 
 bench: environment ## run the benchmarks named in BENCHES
 	@set -e; for name in $(BENCHES); do \

@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from muninn.errors import InputError, MuninnError
-from muninn_bench.commands import (
-    Seed,
-    checks,
-    command_line,
-    console,
-    coverage,
-    few_steps,
-    latency,
-    soak,
-)
+from muninn_bench.commands import Seed, checks, command_line, console, coverage, latency, soak
 from muninn_bench.studies.closed_loop.command import fly
 from muninn_bench.studies.monitor.command import monitor
-from muninn_bench.tasks.metaworld.command import metaworld
-
-if TYPE_CHECKING:
-    from muninn_bench.networks.teacher import Teacher
 
 app = typer.Typer(
     help="Muninn's worlds, teachers and studies; raw numbers go to results/.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for _study in (fly, metaworld, monitor, coverage, latency, checks, soak, few_steps):
+for _study in (fly, monitor, coverage, latency, checks, soak):
     app.command()(_study)
 
-ToleranceOption = Annotated[float, typer.Option(help="Largest deviation, in units of the metric.")]
+TaskOption = Annotated[str, typer.Option("--task", help="A task; `muninn-bench tasks` lists them.")]
+VariantOption = Annotated[
+    str | None, typer.Option("--variant", help="A planner of the task; its first by default.")
+]
 RiskOption = Annotated[float, typer.Option(help="Share of calls that may exceed the tolerance.")]
-ConfidenceOption = Annotated[
-    float, typer.Option(help="Confidence over calibration draws; 0 for the marginal certificate.")
-]
-MetricOption = Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")]
-TeacherOption = Annotated[
-    Path | None, typer.Option(help="Teacher file; the bundled Maze2D planner by default.")
-]
+SmokeOption = Annotated[bool, typer.Option("--smoke", help="A miniature that means nothing.")]
 
 
 def main() -> None:
@@ -55,155 +40,183 @@ def main() -> None:
 
 
 @app.command()
+def tasks() -> None:
+    """List the tasks, their planners, and the tolerance of each."""
+    from muninn_bench.registry import find_task, names
+    from muninn_bench.report.table import print_table
+
+    rows = []
+    for name in names():
+        try:
+            task = find_task(name)
+            rows.append((name, ", ".join(task.variants), f"{task.tolerance:g} {task.unit}"))
+        except InputError as error:
+            rows.append((name, "-", str(error)))
+    print_table(console, ("task", "variants", "tolerance"), rows)
+
+
+@app.command()
+def compare(
+    task: TaskOption,
+    variant: VariantOption = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; runs/compare/TASK/VARIANT by default.")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Largest deviation; the task's own by default.")
+    ] = None,
+    risk: RiskOption = 0.05,
+    calls: Annotated[int, typer.Option(help="Calls to calibrate on, tuning included.")] = 600,
+    episodes: Annotated[int, typer.Option(help="Held-out episodes of every method.")] = 150,
+    timed: Annotated[int, typer.Option(help="Single calls to time of every method.")] = 60,
+    seed: Seed = 0,
+    smoke: SmokeOption = False,
+) -> None:
+    """Certify a task's planner, then run Full and every alternative beside it; resumes."""
+    from muninn_bench.registry import find_task, require_variant
+    from muninn_bench.report.tables import print_result
+    from muninn_bench.studies.certified import SMOKE, Certified, Sizes
+    from muninn_bench.studies.compare import compare as run
+
+    found = find_task(task)
+    name = require_variant(found, variant)
+    sizes = SMOKE if smoke else Sizes(calibration=calls, episodes=episodes, timed=timed)
+    folder = out or Path("runs", "compare-smoke" if smoke else "compare", task, name)
+    study = Certified(found, name, folder, sizes, tolerance=tolerance, risk=risk, seed=seed)
+    certificate = study.certify()
+    console.print(certificate.promise())
+    print_result(console, run(study, certificate, command_line()))
+    console.print(f"wrote {folder / 'report.html'}, {folder / 'rows.csv'}")
+
+
+@app.command()
 def demo(
     calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 400,
     test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 220,
-    timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 120,
-    tolerance: ToleranceOption = 0.002,
+    timed: Annotated[int, typer.Option(help="Single calls to time of every method.")] = 120,
+    tolerance: Annotated[float, typer.Option(help="Largest deviation of a plan.")] = 0.002,
     risk: RiskOption = 0.05,
-    confidence: ConfidenceOption = 0.95,
     seed: Seed = 7,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
+    smoke: SmokeOption = False,
 ) -> None:
     """Certify the bundled Maze2D planner live, race it against the alternatives, write a report."""
-    from muninn.certify.calibrate import calibrate as certify
-    from muninn_bench.report.page import write_report
+    from muninn_bench.registry import find_task
     from muninn_bench.report.tables import print_result
-    from muninn_bench.studies.demo import CALIBRATE, MazeStudy, bundled_family
-    from muninn_bench.tasks.maze2d.planner import bundled_teacher
+    from muninn_bench.studies.certified import SMOKE, Certified, Sizes, load_family
+    from muninn_bench.studies.compare import compare as run
 
-    study = MazeStudy.of(bundled_teacher(), seed)
-    journal = out / "calibration.jsonl"
-    console.print(f"[bold]1. Certify[/] on {calls} fresh calls: {tolerance:g} at risk {risk:g}")
-    certificate = certify(
-        study.planner,
-        study.contexts(CALIBRATE, calls),
+    sizes = SMOKE if smoke else Sizes(calibration=calls, episodes=test_calls, timed=timed)
+    study = Certified(
+        find_task("maze2d"),
+        "diffuser",
+        out,
+        sizes,
         tolerance=tolerance,
         risk=risk,
-        confidence=confidence or None,
-        family=bundled_family(seed),
         seed=seed,
-        resume=journal,
+        family=load_family("maze2d/family.json", seed),
     )
-    certificate.save(out / "maze2d.muninn.safetensors")
-    journal.unlink()  # finished: the next demo certifies anew
+    console.print(f"[bold]1. Certify[/] on {sizes.calibration} fresh calls: {tolerance:g}")
+    (out / "certificate.muninn.safetensors").unlink(missing_ok=True)  # live, every time
+    certificate = study.certify()
     console.print(certificate.promise())
-    console.print(f"[bold]2. Plan[/] {test_calls} held-out calls with every method")
-    result = study.evaluate(
-        certificate,
-        out,
-        calls=test_calls,
-        timed=timed,
-        drive=True,
-        command=command_line(),
+    console.print(f"[bold]2. Plan[/] {sizes.episodes} held-out calls with every method")
+    print_result(console, run(study, certificate, command_line()))
+    console.print(f"[bold]3. Read[/] {out / 'report.html'} and {out / 'result.json'}")
+
+
+@app.command()
+def few_steps(
+    task: TaskOption,
+    variant: VariantOption = None,
+    out: Annotated[Path, typer.Option(help="Table to write.")] = Path("runs/few_steps.csv"),
+    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 220,
+    count: Annotated[
+        list[int] | None, typer.Option(help="Evaluations, may be repeated; 100 is every step.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="An alternative, may be repeated; all by default.")
+    ] = None,
+    seed: Seed = 0,
+    smoke: SmokeOption = False,
+) -> None:
+    """How close tuned samplers with fewer steps come to full compute.
+
+    A solver of higher order on every step shows the sampler's own step-size error.
+    """
+    from muninn_bench.registry import find_task, require_variant
+    from muninn_bench.report.table import write_csv
+    from muninn_bench.studies.few_steps import COUNTS, few_step_rows
+
+    found = find_task(task)
+    rows = few_step_rows(
+        found,
+        require_variant(found, variant),
+        counts=count or (COUNTS[:1] if smoke else COUNTS),
+        calls=4 if smoke else calls,
+        names=method or None,
+        seed=seed,
     )
-    print_result(console, result)
-    report_path = write_report(out)
-    console.print(f"[bold]3. Read[/] {report_path} and {out / 'result.json'}")
+    console.print(write_csv(out, rows).read_text())
+
+
+@app.command()
+def data(
+    task: TaskOption,
+    out: Annotated[Path | None, typer.Option(help="File; data/TASK.npz by default.")] = None,
+    count: Annotated[int | None, typer.Option(help="Runs; the task's own number if left out.")] = (
+        None
+    ),
+    workers: Annotated[int, typer.Option(help="Processes.")] = 2,
+    seed: Seed = 0,
+) -> None:
+    """Make the data that a task's planners are trained on; resumes where it was interrupted."""
+    path = out or Path(f"data/{task}.npz")
+    _trainable(task).make_data(path, count, seed, workers)
+    console.print(f"wrote {path}")
 
 
 @app.command()
 def train(
-    out: Annotated[Path, typer.Argument(help="Folder for the teacher, its curve and checkpoint.")],
-    data: Annotated[Path, typer.Option(help="Data file; made if it does not exist.")] = Path(
-        "data/maze2d-large.npz"
-    ),
-    runs: Annotated[int, typer.Option(help="Runs to record if the data file is made.")] = 30_000,
-    minutes: Annotated[float, typer.Option(help="Time budget of the training.")] = 15.0,
-    resume: Annotated[Path | None, typer.Option(help="Checkpoint to continue from.")] = None,
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
-    seed: Seed = 0,
+    task: TaskOption,
+    variant: VariantOption = None,
+    data: Annotated[Path | None, typer.Option(help="Data; data/TASK.npz by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder; runs/train/TASK by default.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget of the whole training.")] = None,
+    pause_minutes: Annotated[float | None, typer.Option(help="End this part earlier.")] = None,
+    steps: Annotated[int | None, typer.Option(help="End after this many steps.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples per step.")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu.")] = None,
+    fast: Annotated[bool | None, typer.Option(help="Compile, and compute in bfloat16.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, batches and noise.")] = None,
 ) -> None:
-    """Train a Maze2D teacher; records the data first where it is missing."""
-    from muninn_bench.networks.train import TrainingConfig
-    from muninn_bench.networks.train import train as fit
-    from muninn_bench.tasks.maze2d.data import generate
+    """Train a task's planner as its card says; the same command goes on where it stopped."""
+    from muninn_bench.networks.trainer import train as fit
+    from muninn_bench.registry import require_variant
 
-    if not data.exists():
-        generate(data, runs, seed, processes=2)
-    config = TrainingConfig(
-        data=data,
-        out=out,
-        minutes=minutes,
-        resume=resume,
-        device=device,
-        fast=device == "cuda",
-        seed=seed,
-    )
-    console.print(f"wrote {fit(config)}")
+    found = _trainable(task)
+    name = require_variant(found, variant)
+    given = {"minutes": minutes, "pause_minutes": pause_minutes, "steps": steps, "batch": batch,
+             "device": device, "fast": fast, "seed": seed}  # fmt: skip
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    settings = replace(found.training(name, out or Path("runs/train", task, name)), **changes)
+    path = data or Path(f"data/{task}.npz")
+    if not path.is_file():
+        raise InputError(f"{path} is missing; make it with `muninn-bench data --task {task}`")
+    console.print(f"wrote {fit(found.lesson(name, path, settings), settings)}")
 
 
-@app.command()
-def calibrate(
-    out: Annotated[Path, typer.Argument(help="Certificate file to write.")],
-    calls: Annotated[int, typer.Option(help="Calls in all, tuning included.")] = 600,
-    tolerance: ToleranceOption = 0.05,
-    risk: RiskOption = 0.05,
-    confidence: ConfidenceOption = 0.95,
-    metric: MetricOption = "rms_step",
-    objective: Annotated[str, typer.Option(help="What tuning minimises: evaluations or time.")] = (
-        "evaluations"
-    ),
-    family: Annotated[Path | None, typer.Option(help="Frozen family file; skips tuning.")] = None,
-    save_family: Annotated[Path | None, typer.Option(help="Also write the tuned family.")] = None,
-    teacher: TeacherOption = None,
-    seed: Seed = 0,
-) -> None:
-    """Tune and certify a cache for a Maze2D planner; resumes if interrupted."""
-    from muninn.certify.calibrate import calibrate as certify
-    from muninn.certify.describe import print_certificate
-    from muninn_bench.studies import demo as maze_study
+def _trainable(name: str) -> Any:
+    from muninn_bench.registry import find_task
+    from muninn_bench.task import Trainable
 
-    if objective not in ("evaluations", "time"):
-        raise InputError(f"--objective is evaluations or time, got {objective!r}")
-    if family is not None and save_family is not None:
-        raise InputError("--save-family keeps a newly tuned family; leave --family out")
-    study = maze_study.MazeStudy.of(_teacher(teacher), seed)
-    journal = out.with_suffix(".jsonl")
-    certificate = certify(
-        study.planner,
-        study.contexts(maze_study.CALIBRATE, calls),
-        tolerance=tolerance,
-        risk=risk,
-        confidence=confidence or None,
-        metric=metric,
-        family=None if family is None else maze_study.load_family(family, seed),
-        objective="time" if objective == "time" else "evaluations",
-        seed=seed,
-        resume=journal,
-    )
-    certificate.save(out)
-    journal.unlink()
-    if save_family is not None:
-        maze_study.save_family(save_family, certificate.family, seed, command_line())
-    print_certificate(console, certificate)
-
-
-@app.command()
-def evaluate(
-    certificate: Annotated[Path, typer.Argument(help="Certificate file.")],
-    out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/evaluate"),
-    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 500,
-    timed: Annotated[int, typer.Option(help="Batch-1 calls to time per method.")] = 50,
-    drive: Annotated[bool, typer.Option(help="Drive every plan in the environment.")] = True,
-    teacher: TeacherOption = None,
-    seed: Seed = 0,
-) -> None:
-    """Compare a certified planner with full compute, fewer steps and fixed skipping."""
-    from muninn.certify.certificate import Certificate
-    from muninn_bench.report.tables import print_result
-    from muninn_bench.studies.demo import MazeStudy
-
-    study = MazeStudy.of(_teacher(teacher), seed)
-    result = study.evaluate(
-        Certificate.load(certificate),
-        out,
-        calls=calls,
-        timed=timed,
-        drive=drive,
-        command=command_line(),
-    )
-    print_result(console, result)
+    task = find_task(name)
+    if not isinstance(task, Trainable):
+        raise InputError(
+            f"the task {name} cannot be trained here; its CARD.md says where it is from"
+        )
+    return task
 
 
 @app.command()
@@ -257,13 +270,6 @@ def ablate(
             )
         for line in write_results(raw / name, out / name):
             console.print(line, highlight=False)
-
-
-def _teacher(path: Path | None) -> Teacher:
-    from muninn_bench.networks.teacher import load_teacher
-    from muninn_bench.tasks.maze2d.planner import bundled_teacher
-
-    return bundled_teacher() if path is None else load_teacher(path)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The commands `muninn-bench coverage`, `latency`, `checks`, `soak` and `few-steps`."""
+"""The commands `muninn-bench coverage`, `latency`, `checks` and `soak`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import typer
 from rich.console import Console
 
 console = Console()
-
-COUNTS, TOLERANCE = (4, 6, 8, 10, 12, 15, 20, 30, 50), 0.002
-"""Evaluations in the table of few steps, and the tolerance that they are tuned for: the demo's."""
 
 Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
 
@@ -102,36 +99,3 @@ def checks(
             f"take {row['checks_alone_us_p50']:.0f} us",
             highlight=False,
         )
-
-
-def few_steps(
-    out: Annotated[Path, typer.Option(help="Table to write.")] = Path(
-        "results/maze2d/few_steps.csv"
-    ),
-    calls: Annotated[int, typer.Option(help="Held-out calls.")] = 220,
-    teacher: Annotated[str, typer.Option(help="maze2d or maze2d-transformer.")] = "maze2d",
-    count: Annotated[
-        list[int] | None, typer.Option(help="Evaluations, may be repeated; 100 is every step.")
-    ] = None,
-    method: Annotated[
-        list[str] | None, typer.Option(help="An alternative, may be repeated; all by default.")
-    ] = None,
-    seed: Seed = 0,
-) -> None:
-    """How close tuned samplers with fewer steps come on a bundled planner.
-
-    A solver of higher order on every step shows the sampler's own step-size error.
-    """
-    import csv
-
-    from muninn_bench.studies.demo import MazeStudy
-    from muninn_bench.tasks.maze2d.planner import bundled_teacher
-
-    study = MazeStudy.of(bundled_teacher(teacher), seed)
-    rows = study.few_step_table(count or COUNTS, calls, TOLERANCE, method or None)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    console.print(out.read_text())

@@ -28,8 +28,8 @@ def find_task(name: str) -> Task:
         task: Task = import_module(f"muninn_bench.tasks.{name}.task").TASK
     except ImportError as error:
         raise InputError(
-            f"the task {name} needs packages that are missing ({error}); docs/guides/tasks.md "
-            "says how to install them"
+            f"the task {name} needs packages that are missing ({error}); its card says how to "
+            f"install them: {Path(tasks.__path__[0], name, 'CARD.md')}"
         ) from error
     return task
 

@@ -19,6 +19,7 @@ from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
+from muninn_bench.networks.trainer import Lesson, Training
 from muninn_bench.platform import Platform
 
 
@@ -131,10 +132,18 @@ class Timed(Protocol):
 
 @runtime_checkable
 class Trainable(Protocol):
-    """The project can train the task's planners."""
+    """The project can make the task's data and train its planners."""
 
-    def train(self, variant: str, data: Path, out: Path, options: Any) -> Path:
-        """Train; returns the file of the weights."""
+    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+        """Write the data file, ``count`` runs or as many as the planners were trained on."""
+        ...
+
+    def training(self, variant: str, out: Path) -> Training:
+        """How the planner was trained; the command line overrides parts of it."""
+        ...
+
+    def lesson(self, variant: str, data: Path, settings: Training) -> Lesson:
+        """What is learned from a data file."""
         ...
 
 

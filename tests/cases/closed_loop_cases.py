@@ -13,7 +13,7 @@ from torch import Tensor
 import loop_cases
 from muninn.certify.metrics import rms_step
 from muninn.context import Context
-from muninn.loop.programs import Job, Plans
+from muninn.loop.request import Reply, Request
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn_bench.measure.alternatives import Alternative
@@ -138,12 +138,12 @@ class Counted:
     """Plans that carry their number in hundredths, from programs that do not compute."""
 
     rank: float = 0.5
-    asked: list[tuple[str, Job]] = field(default_factory=list)
+    asked: list[tuple[str, Request]] = field(default_factory=list)
 
-    def __call__(self, program: str, job: Job) -> Plans:
+    def __call__(self, program: str, job: Request) -> Reply:
         rows = len(job.seeds)
         number = 0.01 * len(self.asked)
         self.asked.append((program, job))
         plans = torch.full((rows, *loop_cases.SHAPE), number, dtype=torch.float64)
         record = loop_cases.record([0.1] * rows, [self.rank] * rows)
-        return Plans(plans, record, (None,) * rows)
+        return Reply(plans, record, (None,) * rows)

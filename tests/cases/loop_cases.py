@@ -21,9 +21,9 @@ from muninn.certify.cached import cache as cache_planner
 from muninn.certify.calibrate import calibrate
 from muninn.certify.certificate import Certificate
 from muninn.certify.units import Episodes, PlanFunction
-from muninn.loop.escalation import Source
-from muninn.loop.programs import CertifiedPrograms, Job, Plans, accept_all
-from muninn.loop.worker import Failure, InProcess
+from muninn.loop.escalation import PlanSource
+from muninn.loop.request import CertifiedPrograms, Reply, Request, accept_all
+from muninn.loop.worker import InProcess
 from muninn.model.planner import Planner
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
@@ -60,7 +60,7 @@ class VirtualClock:
 class VirtualRunner:
     """A worker process on a virtual clock: waits until the deadline and no longer."""
 
-    def __init__(self, programs: object, seconds: Callable[[Job], float]) -> None:
+    def __init__(self, programs: object, seconds: Callable[[Request], float]) -> None:
         self.time = VirtualClock()
         self.seconds = seconds
         self._inner = InProcess(programs, self.time)  # type: ignore[arg-type]
@@ -68,11 +68,11 @@ class VirtualRunner:
     def clock(self) -> float:
         return self.time.now
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
+    def ask(self, job: Request, until: float) -> Reply | str:
         done = self.time.now + self.seconds(job)
         if done > until:
             self.time.now = max(self.time.now, until)
-            return Failure("no plan by the deadline")
+            return "no plan by the deadline"
         self.time.now = done
         return self._inner.ask(job, until)
 
@@ -112,9 +112,9 @@ class Scripted:
     rows: int | None = None
     not_finite: bool = False
     made: dict[int, str | None] = field(default_factory=dict)
-    ran: list[Job] = field(default_factory=list)
+    ran: list[Request] = field(default_factory=list)
 
-    def run(self, job: Job) -> Plans:
+    def run(self, job: Request) -> Reply:
         self.ran.append(job)
         source = str(job.source)
         if source in self.fails:
@@ -127,9 +127,9 @@ class Scripted:
         if self.not_finite:
             plans[:, -1] = torch.nan
         estimates = (self.estimates * rows)[:rows] if source == "resampled" else [0.5] * rows
-        return Plans(plans, record(estimates, [self.rank] * rows, self.fallback), flaws)
+        return Reply(plans, record(estimates, [self.rank] * rows, self.fallback), flaws)
 
-    def most_evaluations(self, source: Source | int) -> int:
+    def most_evaluations(self, source: PlanSource | int) -> int:
         return STEPS
 
 
@@ -199,7 +199,7 @@ def ticking(time: VirtualClock) -> tuple[CertifiedPrograms, Ticking]:
 class Obedient:
     """Does what the context says: plan, sleep, raise, die, or answer with its process number."""
 
-    def run(self, job: Job) -> Plans:
+    def run(self, job: Request) -> Reply:
         order = job.context
         if order == "sleep":
             time.sleep(1e6)
@@ -209,9 +209,9 @@ class Obedient:
             os._exit(3)
         plans = torch.full((len(job.seeds), *SHAPE), float(os.getpid()), dtype=torch.float64)
         ranks = [0.5] * len(plans)
-        return Plans(plans, record([0.1] * len(plans), ranks), (None,) * len(plans))
+        return Reply(plans, record([0.1] * len(plans), ranks), (None,) * len(plans))
 
-    def most_evaluations(self, source: Source | int) -> int:
+    def most_evaluations(self, source: PlanSource | int) -> int:
         return STEPS
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from muninn.certify.cached import CachedPlanner
 from muninn.certify.metrics import measure
-from muninn.certify.paired import PairedCalls
+from muninn.certify.paired import PairedCalls, call_seed
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
-from muninn.progress import Task
+from muninn.progress import Task as Bars
 from muninn.record import Record
 from muninn_bench.measure.statistics import bootstrap_mean, excess_p_value, wilson, worse_p_value
-
-if TYPE_CHECKING:
-    from muninn_bench.measure.alternatives import Alternative
+from muninn_bench.measure.turns import take_turns
 
 Run = Callable[[Context, Noise], tuple[Tensor, Record]]
-Success = Callable[[int, FloatArray], bool]
+
+WARM_UP = 3
+"""Rounds of calls that are not timed."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Outcomes:
         name: of the method.
         evaluations, deviation: per call.
         trajectories: (calls, horizon, dim), in the coordinates of the model.
-        success: per call, or None if the task was not run.
+        success, score: of the episodes that the method drove, or None where the world has none.
         seconds: of single timed calls.
         single_deviation: of those calls, from full compute at batch 1 as well.
         bound, estimate, evaluated: of the cached planner's records, else None.
@@ -51,62 +51,13 @@ class Outcomes:
     deviation: FloatArray
     trajectories: npt.NDArray[np.float32]
     success: npt.NDArray[np.bool_] | None = None
+    score: FloatArray | None = None
     seconds: FloatArray = field(default_factory=lambda: np.zeros(0))
     single_deviation: FloatArray = field(default_factory=lambda: np.zeros(0))
     bound: FloatArray | None = None
     estimate: FloatArray | None = None
     evaluated: npt.NDArray[np.bool_] | None = None
     tuned: dict[str, Any] | None = None
-
-
-def compare(
-    fast: CachedPlanner,
-    paired: PairedCalls,
-    *,
-    timed: int,
-    task: Task,
-    alternatives: Callable[[int], Mapping[str, Alternative]],
-    success: Success | None = None,
-    batch: int = 32,
-) -> list[Outcomes]:
-    """Full, Muninn and its alternatives on the same calls, the latter at no fewer evaluations.
-
-    Args:
-        fast: the certified planner.
-        paired: test calls, none of them used in calibration.
-        timed: batch-1 calls to time per method, interleaved.
-        task: progress bars.
-        alternatives: the tuned alternatives, given the number of evaluations they may spend.
-        success: ``success(call, trajectory)`` runs the task with a method's plan.
-        batch: calls run together where nothing is timed.
-    """
-    planner = fast.planner
-    runs: dict[str, Run] = {
-        "full": plain(planner),
-        "muninn": lambda context, noise: fast(context, noise=noise),
-    }
-    outcomes = [_full_outcomes(paired, batch, task)]
-    outcomes.append(_outcomes("muninn", runs["muninn"], paired, batch, task))
-    for name, alternative in alternatives(matched_evaluations(outcomes[1])).items():
-        runs[name] = alternative.run(planner)
-        outcomes.append(_outcomes(name, runs[name], paired, batch, task))
-        outcomes[-1].tuned = alternative.tuned()
-    if success is not None:
-        for outcome in outcomes:
-            advance = task(f"drive {outcome.name}", paired.count)
-            done = []
-            for call, trajectory in enumerate(outcome.trajectories):
-                done.append(success(call, trajectory.astype(np.float64)))
-                advance(1)
-            outcome.success = np.array(done)
-    times, singles = _single_calls(runs, paired, timed, task)
-    for outcome in outcomes:
-        outcome.seconds = times[outcome.name]
-        outcome.single_deviation = measure(paired.metric, singles["full"], singles[outcome.name])
-    # Full at batch 1 against Full in a batch: what rounding alone does.
-    batched = paired.full([call % paired.count for call in range(timed)])
-    outcomes[0].single_deviation = measure(paired.metric, batched, singles["full"])
-    return outcomes
 
 
 def matched_evaluations(muninn: Outcomes) -> int:
@@ -138,21 +89,21 @@ def fixed_cost(sample: Callable[..., Tensor], steps: int) -> Run:
     return run
 
 
-def _full_outcomes(paired: PairedCalls, batch: int, task: Task) -> Outcomes:
-    advance = task("plan full", paired.count)
+def full_outcomes(paired: PairedCalls, bar: Bars, batch: int = 32) -> Outcomes:
+    """Full compute on the paired calls: the plans that all others are compared with."""
+    advance = bar("plan full", paired.count)
     trajectories = []
     for at in range(0, paired.count, batch):
         calls = list(range(at, min(at + batch, paired.count)))
         trajectories.append(paired.full(calls).float().cpu().numpy())
         advance(len(calls))
-    steps = len(paired.planner.sampler)
-    return Outcomes(
-        "full", np.full(paired.count, steps), np.zeros(paired.count), np.concatenate(trajectories)
-    )
+    evaluations = np.full(paired.count, len(paired.planner.sampler))
+    return Outcomes("full", evaluations, np.zeros(paired.count), np.concatenate(trajectories))
 
 
-def _outcomes(name: str, run: Run, paired: PairedCalls, batch: int, task: Task) -> Outcomes:
-    advance = task(f"plan {name}", paired.count)
+def plan_all(name: str, run: Run, paired: PairedCalls, bar: Bars, batch: int = 32) -> Outcomes:
+    """What one method does on the paired calls, planned in batches."""
+    advance = bar(f"plan {name}", paired.count)
     records, trajectories, deviations = [], [], []
     for at in range(0, paired.count, batch):
         calls = list(range(at, min(at + batch, paired.count)))
@@ -173,42 +124,39 @@ def _outcomes(name: str, run: Run, paired: PairedCalls, batch: int, task: Task) 
     )
 
 
-def _single_calls(
-    runs: dict[str, Run], paired: PairedCalls, timed: int, task: Task
-) -> tuple[dict[str, FloatArray], dict[str, Tensor]]:
-    """Seconds and trajectories of batch-1 calls.
-
-    The methods take turns, so that drift of the machine hits all alike.
-    """
-    if timed < 1:
-        raise InputError(f"time at least one call per method, got {timed}")
-    advance = task("time single calls", timed)
-    names = list(runs)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    plans: dict[str, list[Tensor]] = {name: [] for name in names}
-    warm_up = 3
-    for call in range(-warm_up, timed):
-        chosen = [call % paired.count]
-        context, noise = paired.contexts(chosen), paired.noise(chosen)
-        for name in names[call % len(names) :] + names[: call % len(names)]:
-            _synchronise(paired.planner.device)
-            began = time.perf_counter()
-            trajectory, _ = runs[name](context, noise)
-            _synchronise(paired.planner.device)
-            if call >= 0:
-                times[name].append(time.perf_counter() - began)
-                plans[name].append(trajectory)
-        if call >= 0:
-            advance(1)
-    return (
-        {name: np.array(values) for name, values in times.items()},
-        {name: torch.cat(parts) for name, parts in plans.items()},
-    )
+Call = Callable[[Context, int], Tensor]
+"""``call(context, seed)``: one plan as a user asks for it, the noise drawn from the seed."""
 
 
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def time_singles(
+    calls: Mapping[str, Call],
+    outcomes: Sequence[Outcomes],
+    paired: PairedCalls,
+    timed: int,
+    bar: Bars,
+) -> None:
+    """Batch-1 calls of every method in turns; fills in their seconds and deviations."""
+
+    def single(call: Call) -> Callable[[int], Tensor]:
+        def run(number: int) -> Tensor:
+            chosen = number % paired.count
+            return call(paired.contexts([chosen]), call_seed(paired.seed, chosen))
+
+        return run
+
+    names = [outcome.name for outcome in outcomes]
+    runs = [single(calls[name]) for name in names]
+    device = paired.planner.device
+    advance = bar("time single calls", timed + WARM_UP)
+    turns = take_turns(runs, warm_up=WARM_UP, timed=timed, device=device, advance=advance)
+    plans = [torch.cat([turn.result for turn in own]) for own in turns]
+    full = plans[names.index("full")]
+    for outcome, own, plan in zip(outcomes, turns, plans, strict=True):
+        outcome.seconds = np.array([turn.seconds for turn in own])
+        outcome.single_deviation = measure(paired.metric, full, plan)
+    # Full at batch 1 against Full in a batch: what rounding alone does.
+    batched = paired.full([call % paired.count for call in range(timed)])
+    outcomes[names.index("full")].single_deviation = measure(paired.metric, batched, full)
 
 
 def summarise(
@@ -277,6 +225,7 @@ def _method(outcome: Outcomes, tolerance: float) -> dict[str, Any]:
     calls = len(outcome.deviation)
     violations = int((outcome.deviation > tolerance).sum())
     won = None if outcome.success is None else int(outcome.success.sum())
+    episodes = 0 if outcome.success is None else len(outcome.success)
     milliseconds = 1e3 * outcome.seconds
     return {
         "name": outcome.name,
@@ -289,7 +238,9 @@ def _method(outcome: Outcomes, tolerance: float) -> dict[str, Any]:
         "deviation_p95": float(np.quantile(outcome.deviation, 0.95)),
         "violation_rate": violations / calls,
         "violation_ci95": list(wilson(violations, calls)),
-        "task_success": None if won is None else won / calls,
-        "task_success_ci95": None if won is None else list(wilson(won, calls)),
+        "task_success": None if won is None else won / episodes,
+        "task_success_ci95": None if won is None else list(wilson(won, episodes)),
+        "task_score": None if outcome.score is None else float(outcome.score.mean()),
+        "task_score_ci95": None if outcome.score is None else list(bootstrap_mean(outcome.score)),
         "tuned": outcome.tuned,
     }

@@ -11,8 +11,11 @@ import safetensors
 import safetensors.numpy
 
 from muninn.errors import InputError
+from muninn.files import write_whole
+from muninn_bench.registry import find_task
 from muninn_bench.report import figures
-from muninn_bench.report.tables import title
+from muninn_bench.report.tables import cells, headings, title
+from muninn_bench.task import Drawable
 
 _STYLE = """
 body{font:16px/1.55 system-ui,sans-serif;max-width:960px;margin:2.5rem auto;padding:0 1.2rem;
@@ -34,14 +37,10 @@ def write_report(run: Path) -> Path:
     """
     for name in ("result.json", "calls.safetensors"):
         if not (run / name).is_file():
-            raise InputError(
-                f"{run / name} was not found; make it with `muninn-bench evaluate` or demo"
-            )
+            raise InputError(f"{run / name} was not found; make it with `muninn-bench compare`")
     result = json.loads((run / "result.json").read_text())
     arrays = safetensors.numpy.load_file(run / "calls.safetensors")
-    path = run / "report.html"
-    path.write_text(render(result, arrays))
-    return path
+    return write_whole(run / "report.html", render(result, arrays))
 
 
 def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
@@ -62,12 +61,7 @@ def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
         "Muninn's mean number of evaluations, rounded up, and the spacing and order that do best "
         "on tuning calls of their own, by the score of Muninn's own tuner. Times are single calls, "
         f"methods taking turns, {result['timed_calls']} each.</p>",
-        "<h2>Plans</h2>",
-        _figure(
-            figures.maze_overlays(arrays),
-            "Full compute (grey) against Muninn (blue). The first calls are typical; the last row "
-            "shows the largest deviations of this run, chosen because they are the worst.",
-        ),
+        *_plans(result, arrays),
         "<h2>Which steps were evaluated</h2>",
         _figure(
             figures.evaluated_steps(arrays),
@@ -116,37 +110,38 @@ def _verdict(result: dict[str, Any]) -> str:
         f"{result['speedup']:.1f} times faster than full compute at batch 1, with "
         f"{muninn['evaluations_mean']:.1f} of {result['steps']} network evaluations. "
         f"{muninn['violation_rate']:.1%} of {result['test_calls']} held-out calls deviated by more "
-        f"than {result['tolerance']:g}; at most {result['risk']:.0%} were promised.</p>"
+        f"than {result['tolerance']:g} {html.escape(result['tolerance_unit'])}; at most "
+        f"{result['risk']:.0%} were promised.</p>"
     )
 
 
+def _plans(result: dict[str, Any], arrays: dict[str, Any]) -> list[str]:
+    """Plans on the map, where the task can draw one."""
+    task = find_task(result["task"])
+    if not isinstance(task, Drawable):
+        return []
+    tuned = [method for method in result["methods"] if method["tuned"] is not None]
+    best = min(tuned, key=lambda method: method["deviation_p95"], default=None)
+    rival = None if best is None else best["name"]
+    return [
+        "<h2>Plans</h2>",
+        _figure(
+            figures.overlays(arrays, task, result["variant"], rival),
+            "Full compute (grey) against Muninn (blue)"
+            + ("" if best is None else f" and the closest alternative, {title(best)}")
+            + ". The first calls are typical; the last row shows the largest deviations of this "
+            "run, chosen because they are the worst.",
+        ),
+    ]
+
+
 def _table(result: dict[str, Any]) -> str:
-    head = "".join(
-        f"<th>{title}</th>"
-        for title in (
-            "method", "evaluations", "p50 ms", "p99 ms", "deviation mean", "deviation p95",
-            "violations", "task success",
-        )
-    )  # fmt: skip
+    head = "".join(f"<th>{heading}</th>" for heading in headings(result))
     rows = []
     for method in result["methods"]:
-        low, high = method["violation_ci95"]
-        success = "not run"
-        if method["task_success"] is not None:
-            bottom, top = method["task_success_ci95"]
-            success = f"{method['task_success']:.1%} [{bottom:.1%}, {top:.1%}]"
-        cells = (
-            title(method),
-            f"{method['evaluations_mean']:.1f}",
-            f"{method['latency_ms_p50']:.0f}",
-            f"{method['latency_ms_p99']:.0f}",
-            f"{method['deviation_mean']:.4f}",
-            f"{method['deviation_p95']:.4f}",
-            f"{method['violation_rate']:.1%} [{low:.1%}, {high:.1%}]",
-            success,
-        )
         own = ' class="own"' if method["name"] == "muninn" else ""
-        rows.append(f"<tr{own}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        row = "".join(f"<td>{cell}</td>" for cell in cells(method, intervals=True))
+        rows.append(f"<tr{own}>{row}</tr>")
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
@@ -170,9 +165,9 @@ def _words(result: dict[str, Any]) -> str:
         f"{result['calibration']['certify']} {unit} that had no part in tuning, in "
         f"{result['loop']} loop.",
         f"<b>Not promised.</b> Up to {result['risk']:.0%} of {unit} may differ arbitrarily, "
-        "another route through the maze included. The promise bounds the distance to the full "
-        "plan, not the safety of either plan. It holds for contexts like those calibrated: another "
-        "maze, other start or goal distributions, or another model need a new calibration.",
+        "another route included. The promise bounds the distance to the full plan, not the safety "
+        "of either plan. It holds for contexts like those calibrated: another world, other starts "
+        "or goals, or another model need a new calibration.",
         f"<b>What happened.</b> On {result['test_calls']} held-out calls, "
         f"{muninn['violation_rate']:.1%} exceeded the tolerance (exact one-sided test "
         f"that the rate is above {result['risk']:.0%}: p = {result['violation_p_value']:.2g}; a "
@@ -184,9 +179,7 @@ def _words(result: dict[str, Any]) -> str:
             f"<b>Task.</b> Driving the plans in the environment succeeded in "
             f"{full['task_success']:.1%} (full compute) and {muninn['task_success']:.1%} (Muninn) "
             f"of the calls; exact paired McNemar test that Muninn is worse: "
-            f"p = {result['success_p_value']:.2g}. The environment's signal is lenient (within "
-            "0.45 m of the goal, and the ball slides along walls), so it tells little about small "
-            "differences."
+            f"p = {result['success_p_value']:.2g}."
         )
     if result["bound_coverage"] is not None:
         paragraphs.append(

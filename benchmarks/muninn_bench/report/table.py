@@ -87,7 +87,7 @@ def print_table(
     """A table for a person: the first column to the left, figures to the right."""
     table = Table(title=title or None, box=None, pad_edge=False)
     for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+        table.add_column(heading, justify="right" if place else "left")
     for row in rows:
         table.add_row(*row)
     console.print(table)

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-TITLES = {
-    "full": "Full",
-    "muninn": "Muninn",
-    "fewsteps": "FewSteps",
-    "dpmsolver": "DPM-Solver++",
-    "unipc": "UniPC",
-    "taylor": "Taylor series",
-}
+from muninn_bench.report.style import TITLES
+from muninn_bench.report.table import markdown, print_table
+
+HEADINGS = ("method", "evaluations", "p50 ms", "p99 ms", "deviation p95", "success")
 
 
 def title(method: dict[str, Any]) -> str:
@@ -26,62 +22,63 @@ def title(method: dict[str, Any]) -> str:
     return f"{name}, order {tuned['order']}"
 
 
-def markdown_table(result: dict[str, Any]) -> str:
-    """The comparison as README shows it; alternatives that were not tuned are left out."""
-    tolerance = result["tolerance"]
-    head = ("method", "evaluations", "p50 ms", "p99 ms", "deviation p95")
-    columns = (*head, f"beyond {tolerance:g}", "reaches the goal")
-    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+def cells(method: dict[str, Any], intervals: bool = False) -> list[str]:
+    """A method as every table shows it, under :data:`HEADINGS`."""
+    rate, won, full = method["violation_rate"], method["task_success"], method["name"] == "full"
+    shares = [f"{rate:.1%}", "-" if won is None else f"{won:.0%}"]
+    if intervals:
+        for place, name in enumerate(("violation_ci95", "task_success_ci95")):
+            if method[name] is not None and not (full and place == 0):
+                low, high = (100.0 * end for end in method[name])
+                shares[place] += f" ({low:.1f} to {high:.1f})"
+    return [
+        title(method),
+        f"{method['evaluations_mean']:.3g}",
+        f"{method['latency_ms_p50']:.0f}",
+        f"{method['latency_ms_p99']:.0f}",
+        "0" if full else f"{method['deviation_p95']:.4f}",
+        "0%" if full else shares[0],
+        shares[1],
+    ]
+
+
+def markdown_table(result: dict[str, Any], names: Sequence[str]) -> str:
+    """The comparison of some methods as README shows it, without the world's own signal."""
+    rows = []
     for method in result["methods"]:
-        name, own = method["name"], method["name"] == "muninn"
-        if name not in ("full", "muninn") and method.get("tuned") is None:
-            continue
-        low, high = (100.0 * end for end in method["violation_ci95"])
-        cells = [
-            f"{title(method)} (your sampler)" if name == "full" else title(method),
-            f"{method['evaluations_mean']:.3g}",
-            f"{method['latency_ms_p50']:.0f}",
-            f"{method['latency_ms_p99']:.0f}",
-            "0" if name == "full" else f"{method['deviation_p95']:.4f}",
-            "0%" if name == "full" else f"{method['violation_rate']:.1%}",
-        ]
-        cells = [f"**{cell}**" for cell in cells] if own else cells
-        if name != "full":
-            cells[-1] += f" ({low:.1f} to {high:.1f})"
-        success = method["task_success"]
-        cells.append("-" if success is None else f"{success:.0%}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        if method["name"] in names:
+            row = cells(method, intervals=True)[:-1]
+            row[0] += " (your sampler)" if method["name"] == "full" else ""
+            rows.append([f"**{cell}**" for cell in row] if method["name"] == "muninn" else row)
+    return markdown(headings(result)[:-1], rows)
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:
     """The comparison, one row per method."""
-    table = Table(title=f"{result['planner']}, {result['sampler'].upper()} {result['steps']} steps")
-    headings = (
-        "method",
-        "evaluations",
-        "p50 ms",
-        "p99 ms",
-        "deviation p95",
-        "violations",
-        "success",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for method in result["methods"]:
-        success = method["task_success"]
-        low, high = method["violation_ci95"]
-        table.add_row(
-            title(method),
-            f"{method['evaluations_mean']:.1f}",
-            f"{method['latency_ms_p50']:.0f}",
-            f"{method['latency_ms_p99']:.0f}",
-            f"{method['deviation_p95']:.4f}",
-            f"{method['violation_rate']:.1%} [{low:.1%}, {high:.1%}]",
-            "-" if success is None else f"{success:.1%}",
-        )
-    console.print(table)
+    name = f"{result['planner']}, {result['sampler'].upper()} {result['steps']} steps"
+    rows = [cells(method) for method in result["methods"]]
+    print_table(console, headings(result), rows, name)
     console.print(
         f"speed-up {result['speedup']:.2f}x at batch 1 on {result['device']}; promised: at most "
         f"{result['risk']:.0%} of calls beyond {result['tolerance']:g} ({result['metric']})"
     )
+
+
+def headings(result: dict[str, Any]) -> list[str]:
+    """Of the columns that :func:`cells` fills."""
+    return [*HEADINGS[:5], f"beyond {result['tolerance']:g}", HEADINGS[5]]
+
+
+def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row a method, every study's schema: intervals become columns ``_low`` and ``_high``."""
+    rows = []
+    for method in result["methods"]:
+        row: dict[str, Any] = {"task": result["task"], "variant": result["variant"]}
+        for name, value in method.items():
+            if name.endswith("_ci95"):
+                low, high = (None, None) if value is None else value
+                row |= {f"{name[:-5]}_low": low, f"{name[:-5]}_high": high}
+            elif name != "tuned":
+                row["method" if name == "name" else name] = value
+        rows.append(row)
+    return rows

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from muninn.certify.metrics import Metric
 from muninn.errors import InputError
 from muninn.model.planner import Planner
+from muninn_bench.networks.runs import load_runs
+from muninn_bench.networks.trainer import Training
+from muninn_bench.networks.unet import UnetConfig
+from muninn_bench.planners.diffuser_lesson import DiffuserLesson
 from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
 from muninn_bench.task import Result, Stream
+from muninn_bench.tasks.recorded import Recording
 
 FIRST = {
     Stream.TRAIN: 4_000_000,
@@ -70,11 +77,17 @@ class FlownTask:
         name: the folder's.
         tolerance: metres, the platform's own.
         build: a fresh platform.
+        recording, network, horizon, minutes, batch: how its planner was trained.
     """
 
     name: str
     tolerance: float
     build: Callable[[], Platform]
+    recording: Recording
+    network: UnetConfig
+    horizon: int
+    minutes: float
+    batch: int
     extra: str = "fly"
     variants: tuple[str, ...] = ("diffuser",)
     unit: str = "m between two plans at their worst frame"
@@ -101,6 +114,20 @@ class FlownTask:
         if not 0 <= number < MOST:
             raise InputError(f"a stream has episodes 0 to {MOST - 1}, got {number}")
         return FlownEpisode(_kept(self.build), 10 * MOST * seed + FIRST[stream] + number)
+
+    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+        """Record runs."""
+        self.recording.generate(path, count, seed, workers)
+
+    def training(self, variant: str, out: Path) -> Training:
+        """As the teacher's card says."""
+        return Training(out, minutes=self.minutes, batch=self.batch)
+
+    def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:
+        """Clean plans between an inpainted start and goal."""
+        device = torch.device(settings.device)
+        runs = load_runs(data)
+        return DiffuserLesson(runs, self.network, self.horizon, device, seed=settings.seed)
 
 
 @cache

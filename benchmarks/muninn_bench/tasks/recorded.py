@@ -1,4 +1,4 @@
-"""Record training data: ``python -m muninn_bench.tasks.NAME.data FILE``.
+"""Record training data, as ``muninn-bench data`` does.
 
 Every run is a function of ``(seed, index)`` alone, so the file does not depend on the number of
 processes; finished shards are kept beside it and reused when the command is started again.
@@ -6,7 +6,6 @@ processes; finished shards are kept beside it and reused when the command is sta
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +34,7 @@ class Recording:
     Attributes:
         name: of the task.
         make: records ``each`` runs.
-        count: runs, unless the command line says otherwise.
+        count: runs that the planners were trained on.
         frame_seconds, position_channels, state_channels: see :class:`Runs`.
     """
 
@@ -47,12 +46,13 @@ class Recording:
     state_channels: int
     each: int = 1
 
-    def generate(self, out: Path, count: int, seed: int = 0, processes: int = 2) -> Runs:
-        """Write ``count`` runs, in the order of their indices.
+    def generate(self, out: Path, count: int | None, seed: int = 0, processes: int = 2) -> Runs:
+        """Write ``count`` runs, in the order of their indices; as many as usual if None.
 
         Raises:
             InputError: the count is below one.
         """
+        count = self.count if count is None else count
         if count < 1:
             raise InputError(f"data needs at least one run, got {count}")
         last = -(-count // self.each)
@@ -75,15 +75,6 @@ class Recording:
         )
         save_runs(out, recorded)
         return recorded
-
-    def main(self, arguments: Sequence[str] | None = None) -> None:
-        """Parse the command line and write the data file."""
-        parser = argparse.ArgumentParser(prog=f"python -m muninn_bench.tasks.{self.name}.data")
-        parser.add_argument("out", type=Path)
-        parser.add_argument("--count", type=int, default=self.count, help="number of runs")
-        parser.add_argument("--seed", type=int, default=0)
-        parser.add_argument("--processes", type=int, default=2)
-        self.generate(**vars(parser.parse_args(arguments)))
 
 
 def _record(make: Make, folder: Path, seed: int, shard: range) -> Path:

@@ -1,27 +1,202 @@
-"""Planning against a deadline: the best certified answer that fits into the time left.
+"""Planning against a deadline: measured worst times, and the best certified answer that fits.
 
-    plan = DeadlinePlanner(programs, times)            # times = measure_times(programs, contexts)
-    answer = plan(context, deadline=time.monotonic() + 0.1, seed=7)
-
-A call takes the most conservative member, from full compute to the certified one, whose measured
-worst time fits into what is left. If not even the certified one fits, or the plan is late, failed
-or flawed, the answer holds no plan and says why: never a plan of an earlier call.
+times = measure_times(programs, contexts, sources=programs.members())    # on the robot, once
+times.save("times.json")
+plan = DeadlinePlanner(programs, times)
+answer = plan(context, deadline=time.monotonic() + 0.1, seed=7)
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import platform
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from muninn.context import Context
-from muninn.loop.programs import CertifiedPrograms, Job, Plans
-from muninn.loop.times import Clock, Times
+from muninn.context import Context, batch_size, select
+from muninn.errors import InputError
+from muninn.files import write_whole
+from muninn.loop.escalation import Needs, PlanSource
+from muninn.loop.request import CertifiedPrograms, Reply, Request, Responder
+from muninn.loop.worker import Clock, InProcess
 from muninn.record import Record
+
+
+def machine() -> dict[str, str]:
+    """What measured times hold for: another machine, or another setting of it, has others."""
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "torch": torch.__version__,
+    }
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Measured seconds of one source of plans, sorted.
+
+    Attributes:
+        per_evaluation: worst seconds of a call over the evaluations of a plan it made.
+        evaluations, most_evaluations: most that a plan was seen to take, and may take.
+    """
+
+    seconds: tuple[float, ...]
+    per_evaluation: float
+    evaluations: int
+    most_evaluations: int
+
+    @property
+    def worst(self) -> float:
+        """The slowest call. Were calls exchangeable, the next of n + 1 exceeds it 1 in n + 1."""
+        return self.seconds[-1]
+
+    @property
+    def possible(self) -> float:
+        """Seconds of a plan that takes all the evaluations it may, each as slow as the slowest."""
+        return max(self.worst, self.per_evaluation * self.most_evaluations)
+
+    def quantile(self, level: float) -> float:
+        """Upper quantile by rank, ceil(level (n + 1)); infinite where there are too few calls.
+
+        >>> Timing(tuple(range(1, 100)), 0.0, 1, 1).quantile(0.99)
+        99.0
+        >>> Timing(tuple(range(1, 99)), 0.0, 1, 1).quantile(0.99)
+        inf
+        """
+        place = math.ceil(level * (len(self.seconds) + 1) - 1e-9)
+        return math.inf if place > len(self.seconds) else float(self.seconds[place - 1])
+
+
+@dataclass(frozen=True)
+class Times:
+    """The table of one machine: timings by source of plans, or by a member's number.
+
+    Attributes:
+        candidates: plans per call of ``resampled``.
+        margin: worst times are multiplied by it before they are compared with what is left.
+    """
+
+    machine: dict[str, str]
+    timings: dict[str, Timing]
+    candidates: int
+    margin: float = 1.2
+
+    def need(self, source: PlanSource | int) -> float:
+        """Seconds to set aside for a source; infinite if it was never measured."""
+        timing = self.timings.get(str(source))
+        return math.inf if timing is None else self.margin * timing.worst
+
+    def needs(self) -> Needs:
+        """What the escalation machine compares with the time left."""
+        return Needs(self.need("cached"), self.need("resampled"), self.need("full"))
+
+    def report(self) -> str:
+        """The table for a person, in milliseconds."""
+        lines = ["source      calls     p50     p99   worst  set aside  evaluations (at most)"]
+        for name, timing in self.timings.items():
+            p50, p99 = 1e3 * timing.quantile(0.5), 1e3 * timing.quantile(0.99)
+            worst, calls = 1e3 * timing.worst, len(timing.seconds)
+            lines.append(
+                f"{name:<10}{calls:7d}{p50:8.1f}{p99:8.1f}{worst:8.1f}{self.margin * worst:11.1f}"
+                f"{timing.evaluations:13d} ({timing.most_evaluations})"
+            )
+        return "\n".join(lines)
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as JSON."""
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Times:
+        """Read a table; times of another machine are refused.
+
+        Raises:
+            InputError: the file cannot be read, or names what differs here.
+        """
+        try:
+            data: dict[str, Any] = json.loads(Path(path).read_text())
+            timings = {
+                name: Timing(**{**timing, "seconds": tuple(timing["seconds"])})
+                for name, timing in data.pop("timings").items()
+            }
+            table = cls(timings=timings, **data)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{path}: not a table of times ({error}); measure again with measure_times"
+            ) from error
+        pairs = [(key, table.machine.get(key), value) for key, value in machine().items()]
+        other = [f"{key}: {there}, here {here}" for key, there, here in pairs if there != here]
+        if other:
+            raise InputError(
+                f"{path}: measured on another machine or setting ({'; '.join(other)}); run "
+                "measure_times here"
+            )
+        return table
+
+
+def measure_times(
+    programs: Responder,
+    contexts: Context,
+    *,
+    sources: Iterable[PlanSource | int] = ("cached", "resampled", "full"),
+    candidates: int = 4,
+    calls: int = 200,
+    warm_up: int = 5,
+    margin: float = 1.2,
+    clock: Clock = time.perf_counter,
+) -> Times:
+    """Measure worst-case times; run it on the robot, with everything running that will run.
+
+    The sources take turns, so that a slow minute of the machine falls on all of them.
+
+    Args:
+        programs: what will be deployed, screen included.
+        contexts: like those to come, batched; taken in turn.
+        sources: what to measure; for :class:`DeadlinePlanner` ``programs.members()``.
+        candidates, margin: see :class:`Times`.
+        calls: measured for each source; at least 99 for a p99.
+        warm_up: calls before them that do not count (compilation, capture, caches).
+    """
+    if calls < 1 or candidates < 1 or not margin >= 1.0:
+        raise InputError(
+            f"calls and candidates are at least 1 and margin at least 1.0, got {calls}, "
+            f"{candidates} and {margin}"
+        )
+    rows = batch_size(contexts) or 1
+    seen: dict[PlanSource | int, list[tuple[float, int]]] = {source: [] for source in sources}
+    for call in range(-warm_up, calls):
+        context = select(contexts, slice(call % rows, call % rows + 1))
+        for source, measured in seen.items():
+            count = candidates if source == "resampled" else 1
+            seeds = tuple(range(count * call + 1_000, count * (call + 1) + 1_000))
+            began = clock()
+            reply = programs.run(Request(source, context, seeds))
+            took = clock() - began
+            if call >= 0:
+                measured.append((took, int(reply.record.evaluations.max())))
+    timings = {
+        str(source): Timing(
+            tuple(sorted(took for took, _ in measured)),
+            max(took / max(evaluations, 1) for took, evaluations in measured),
+            max(evaluations for _, evaluations in measured),
+            programs.most_evaluations(source),
+        )
+        for source, measured in seen.items()
+    }
+    return Times(machine(), timings, candidates, margin)
 
 
 class LatencyLog:
@@ -29,8 +204,7 @@ class LatencyLog:
 
     def __init__(self, keep: int = 100_000) -> None:
         self._seconds: deque[float] = deque(maxlen=keep)
-        self.calls = 0
-        self.misses = 0
+        self.calls = self.misses = 0
         self.holds: Counter[str] = Counter()
 
     def add(self, seconds: float, *, late: bool, hold: str | None) -> None:
@@ -57,14 +231,9 @@ class LatencyLog:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call with a deadline came to.
+    """A screened plan, (horizon, dim), or the reason to hold.
 
-    Attributes:
-        plan: (horizon, dim), screened; None is a hold.
-        record: of the call, if one was made.
-        member: of the family that ran; 0 is full compute.
-        reason: why there is no plan.
-        finished: when, on the planner's clock.
+    Record and member are those of the program that ran, if one did; member 0 is full compute.
     """
 
     plan: Tensor | None
@@ -75,15 +244,16 @@ class Answer:
 
 
 class DeadlinePlanner:
-    """An anytime call: the most conservative certified member that fits into the time left.
+    """Runs the most conservative certified member whose measured worst time fits.
 
-    It runs in this process and cannot interrupt a planner that hangs; for that let
-    :class:`muninn.loop.supervisor.Supervisor` ask a :class:`muninn.loop.worker.WorkerProcess`.
+    If none fits, or the plan is late, failed or flawed, the answer holds no plan and says why. The
+    call runs in this process and cannot interrupt a planner that hangs; a supervisor with a
+    :class:`muninn.loop.worker.WorkerProcess` can.
 
     Args:
         programs: certified program, screen and all.
         times: measured here, of the members that may be used; others are never run.
-        clock: monotonic, that of the deadlines.
+        clock: of the deadlines.
     """
 
     def __init__(
@@ -92,33 +262,29 @@ class DeadlinePlanner:
         self.programs = programs
         self.times = times
         self.log = LatencyLog()
-        self._clock = clock
+        self._runner = InProcess(programs, clock)
 
     def choose(self, seconds: float) -> int | None:
         """The most conservative member that fits into ``seconds``, or None."""
-        fitting = (k for k in self.programs.members() if self.times.need(k) <= seconds)
-        return next(fitting, None)
+        return next((k for k in self.programs.members() if self.times.need(k) <= seconds), None)
 
     def __call__(self, context: Context, *, deadline: float, seed: int) -> Answer:
         """Plan for a context of one row. Never raises for what a planner does."""
-        began = self._clock()
+        began = self._runner.clock()
         member = self.choose(deadline - began)
-        plans: Plans | None = None
-        reason: str | None = None
-        if member is None:
-            reason = f"no measured member fits into {max(deadline - began, 0.0):.3g} s"
-        else:
-            try:
-                plans = self.programs.run(Job(member, context, (seed,)))
-                reason = plans.flaws[0]
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-        finished = self._clock()
+        left = max(deadline - began, 0.0)
+        reply: Reply | str = f"no measured member fits into {left:.3g} s"
+        if member is not None:
+            reply = self._runner.ask(Request(member, context, (seed,)), deadline)
+        finished = self._runner.clock()
         late = member is not None and finished > deadline
+        reason = reply if isinstance(reply, str) else reply.flaws[0]
         if finished < began:
             reason = f"the clock went back by {began - finished:.3g} s"
         elif late:
             reason = f"the plan came {finished - deadline:.3g} s after the deadline"
         self.log.add(finished - began, late=late, hold=reason)
-        plan = None if plans is None or reason is not None else plans.trajectories[0]
-        return Answer(plan, None if plans is None else plans.record, member, reason, finished)
+        if isinstance(reply, str):
+            return Answer(None, None, member, reason, finished)
+        plan = reply.trajectories[0] if reason is None else None
+        return Answer(plan, reply.record, member, reason, finished)

@@ -1,8 +1,8 @@
 """Certify a program that escalates, as one member: unit episode, escalation and deadlines included.
 
-A certificate of the cached program does not cover it in closed loop: damping, other samples and
+The cached program's certificate does not cover it in closed loop: damping, other samples and
 overrides lead the robot to other states, and a sample that was selected is not a random one. So the
-supervisor that will be deployed drives fresh episodes, full compute is run beside every plan it
+supervisor that will be deployed drives fresh episodes, full compute runs beside every plan it
 executes, on that plan's own noise, and the worst call of each episode counts.
 """
 
@@ -22,7 +22,6 @@ from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 
 Supervise = Callable[[Observation, float], Command]
-DriveSupervised = Callable[[Supervise, int], None]
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,10 @@ class EscalatedVerdict:
     """Whether an escalated program keeps its promise.
 
     Attributes:
-        certified: the promise holds.
         excess: worst deviation over tolerance of each episode, (episodes,).
         allowed: episodes that might have exceeded the tolerance.
         calls, holds: planning calls of all episodes, and those that executed no plan.
         tolerance: a number, or the name of the function.
-        risk, confidence, metric: as in :func:`muninn.calibrate`.
     """
 
     certified: bool
@@ -58,11 +55,9 @@ class EscalatedVerdict:
         seen = f"{self.violations} of {len(self.excess)} episodes exceeded {self.tolerance}"
         if not self.certified:
             return f"No promise: {seen} ({self.metric}), {self.allowed} were allowed."
-        certainty = (
-            "averaged over calibrations"
-            if self.confidence is None
-            else f"with confidence {self.confidence:.0%} over the calibration draw"
-        )
+        certainty = "averaged over calibrations"
+        if self.confidence is not None:
+            certainty = f"with confidence {self.confidence:.0%} over the calibration draw"
         return (
             f"At most {self.risk:.1%} of new episodes execute a plan that deviates from full "
             f"compute by more than {self.tolerance} ({self.metric}), {certainty}, for episodes "
@@ -72,7 +67,7 @@ class EscalatedVerdict:
 
 def certify_escalated(
     build: Callable[[int], Supervisor],
-    drive: DriveSupervised,
+    drive: Callable[[Supervise, int], None],
     episodes: int,
     *,
     planner: Planner,
@@ -85,8 +80,8 @@ def certify_escalated(
 ) -> EscalatedVerdict:
     """Drive fresh episodes with the supervisor to be deployed and count those that deviate.
 
-    The program must be frozen before: its certificate (whose calibration calls the ranks refer to)
-    comes from other episodes. The seeds used here are none of :func:`muninn.calibrate`'s.
+    The program must be frozen before: its certificate, which the ranks refer to, comes from other
+    episodes. The seeds used here are none of :func:`muninn.calibrate`'s.
 
     Args:
         build: ``build(seed)`` makes the supervisor of one episode, its noise drawn from the seed.
@@ -106,27 +101,22 @@ def certify_escalated(
     require_units(episodes, risk, confidence, "episodes")
     excess = np.zeros(episodes)
     calls = holds = 0
-    for unit in range(episodes):
-        supervisor = build(call_seed(seed, unit, 0, 0, 0))
-        seen: list[float] = []
+    supervisor: Supervisor
+    seen: list[float]
 
-        def supervise(
-            observation: Observation,
-            now: float,
-            supervisor: Supervisor = supervisor,
-            seen: list[float] = seen,
-        ) -> Command:
-            command = supervisor.supervise(observation, now)
-            if command.plan is None or command.seed is None:
-                seen.append(0.0)  # a hold executes no plan, so none deviates
-                return command
-            noise = planner.draw_noise(seeds=[command.seed])
-            full = full_compute(reference or planner, observation.context, noise).cpu()
-            found = measure(deviation, full, command.plan[None].to(full.dtype))
-            limit = tolerances(tolerance, observation.context, 1)
-            seen.append(float(found[0] / limit[0]))
+    def supervise(observation: Observation, now: float) -> Command:
+        command = supervisor.supervise(observation, now)
+        if command.plan is None or command.seed is None:
+            seen.append(0.0)  # a hold executes no plan, so none deviates
             return command
+        noise = planner.draw_noise(seeds=[command.seed])
+        full = full_compute(reference or planner, observation.context, noise).cpu()
+        found = measure(deviation, full, command.plan[None].to(full.dtype))
+        seen.append(float(found[0] / tolerances(tolerance, observation.context, 1)[0]))
+        return command
 
+    for unit in range(episodes):
+        supervisor, seen = build(call_seed(seed, unit, 0, 0, 0)), []
         drive(supervise, call_seed(seed, unit, 1, 0, 0))
         if not seen:
             raise InputError(f"episode {unit} ended without planning once; check drive()")
@@ -134,14 +124,9 @@ def certify_escalated(
         calls += supervisor.log.calls
         holds += sum(supervisor.log.holds.values())
     both = np.column_stack([np.zeros(episodes), excess])  # full compute is always the first member
+    certified = choose_member(both, risk, confidence) == 1
+    allowed = order_statistic(episodes, risk, confidence) - 1
+    limit = metric_name(tolerance) if callable(tolerance) else float(tolerance)
     return EscalatedVerdict(
-        certified=choose_member(both, risk, confidence) == 1,
-        excess=excess,
-        allowed=order_statistic(episodes, risk, confidence) - 1,
-        calls=calls,
-        holds=holds,
-        tolerance=metric_name(tolerance) if callable(tolerance) else float(tolerance),
-        risk=risk,
-        confidence=confidence,
-        metric=name,
+        certified, excess, allowed, calls, holds, limit, risk, confidence, metric=name
     )

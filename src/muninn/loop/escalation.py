@@ -1,18 +1,15 @@
 """Escalation: what a robot does with a plan whose error estimate is large.
 
 A pure state machine, the paper's (appendix "Extended runtime escalation study"). Once per planning
-call :meth:`Escalation.observe` moves the mode by the call's signal, with hysteresis;
-:meth:`Escalation.step` then says what to do next: ask for a plan, execute one, or hold. It computes
-nothing, keeps nothing and reads no clock: plans, times and the mode are arguments.
-
-The signal is the rank of the call's error estimate among the calibration calls. The paper's own
-signal and thresholds are :func:`muninn.paper.escalation.paper_escalation`; the machine is the same.
+call :meth:`Escalation.observe` moves the mode by the call's signal, with hysteresis: the rank of
+its error estimate among the calibration calls (or, in ``muninn.paper.escalation``, ``rho``).
+:meth:`Escalation.step` then says what to do next: ask for a plan, execute one, or hold.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
@@ -24,8 +21,8 @@ from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
 from muninn.record import Record
 
-Source = Literal["cached", "resampled", "full"]
-SOURCES: tuple[Source, ...] = ("cached", "resampled", "full")
+PlanSource = Literal["cached", "resampled", "full"]
+"""The certified program, the same on other noise, or full compute."""
 
 
 class Mode(IntEnum):
@@ -49,12 +46,7 @@ VARIANTS: dict[str, frozenset[Mode]] = {
 
 @dataclass(frozen=True)
 class State:
-    """What the machine remembers between calls.
-
-    Attributes:
-        mode: entered and not yet left.
-        clear: consecutive calls, up to now, whose signal was clear.
-    """
+    """The mode that was entered and not yet left, and how many consecutive calls were clear."""
 
     mode: Mode = Mode.NOMINAL
     clear: int = 0
@@ -66,7 +58,7 @@ class Candidate:
 
     Attributes:
         estimate: of its error; the smallest is selected.
-        flaw: why it must not be executed (not finite, failed the screen); None once screened.
+        flaw: why it must not be executed, or None.
         full: it is full compute's own plan (an override, or a call that fell back to it).
     """
 
@@ -77,10 +69,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Needs:
-    """Worst seconds that each source of plans takes on this machine, screening included.
-
-    Zeros mean that nothing is known: everything is tried, and the deadline decides.
-    """
+    """Worst seconds that each source of plans takes, screening included; zeros try everything."""
 
     cached: float = 0.0
     resampled: float = 0.0
@@ -88,15 +77,10 @@ class Needs:
 
 
 @dataclass(frozen=True)
-class Call:
-    """One planning call so far.
+class Stage:
+    """How far one planning call has come: its deadline, and the plans that came, by source.
 
     Attributes:
-        deadline: when the robot must have an answer, on the clock of ``now``.
-        needs: what asking for a plan costs.
-        cached: the certified program's plan.
-        resampled: plans from other noise, () until asked for.
-        full: full compute's plan.
         failure: why the call cannot go on (an exception, no answer, an old observation).
         alarm: why the certified program is not to be trusted: full compute instead.
     """
@@ -114,21 +98,18 @@ class Call:
 class Ask:
     """Compute plans and come back: ``count`` of them, from noise of their own."""
 
-    source: Source
+    source: PlanSource
     count: int
 
 
 @dataclass(frozen=True)
 class Execute:
-    """Execute a plan that passed the screen.
+    """Execute the plan in a row of a source, commands times ``factor``; see :func:`damped`.
 
-    Attributes:
-        source, row: which one.
-        factor: what the commands derived from it are multiplied by; see :func:`damped`.
-        reason: why this is less than the mode asks for, or None.
+    The reason says why this is less than the mode asks for.
     """
 
-    source: Source
+    source: PlanSource
     row: int
     factor: float
     reason: str | None = None
@@ -145,26 +126,22 @@ Action = Ask | Execute | Hold
 
 
 def rank_of(record: Record) -> FloatArray:
-    """The signal of certified mode: rank of each row among the calibration calls, (batch,).
-
-    NaN where there is none: full compute in the place of a certificate that did not match.
-    """
+    """The certified signal: rank of each row among the calibration calls, (batch,), or NaN."""
     return np.full(len(record.estimate), np.nan) if record.rank is None else record.rank
 
 
 @dataclass(frozen=True)
 class Escalation:
-    """The machine's configuration. The defaults are those of certified mode.
+    """The machine: it computes nothing, keeps nothing and reads no clock.
 
     Attributes:
-        warn, resample, full: a mode is entered by a signal above its threshold.
+        warn, resample, full: a signal above a threshold enters the mode.
         clear: all modes are left after ``clear_calls`` consecutive signals at or below it.
-        clear_calls: the hysteresis.
         candidates: plans drawn for multi-sample selection, the paper's M.
         factors: damping in the modes DAMP and RESAMPLE.
         allowed: interventions that are switched on; see :data:`VARIANTS`.
-        without_full: what to do where full compute is wanted and does not fit into the time left:
-            ``damp`` executes the certified plan with the stronger damping, ``hold`` holds.
+        without_full: where full compute is wanted and does not fit into the time left, ``damp``
+            executes the certified plan with the stronger damping, ``hold`` holds.
         signal: reads the signal of every row from a record.
 
     Raises:
@@ -184,76 +161,58 @@ class Escalation:
 
     def __post_init__(self) -> None:
         levels = (self.clear, self.warn, self.resample, self.full)
+        counts = (self.clear_calls, self.candidates)
         if not all(map(math.isfinite, levels)) or list(levels) != sorted(levels):
             raise InputError(
-                "thresholds must be finite and in the order clear <= warn <= resample <= full, got "
-                f"{levels}"
+                f"thresholds must be finite, clear <= warn <= resample <= full, got {levels}"
             )
-        if self.clear_calls < 1 or self.candidates < 1:
-            raise InputError(
-                f"clear_calls and candidates are at least 1, got {self.clear_calls} and "
-                f"{self.candidates}"
-            )
+        if min(counts) < 1:
+            raise InputError(f"clear_calls and candidates are at least 1, got {counts}")
         if not all(0.0 < factor <= 1.0 for factor in self.factors):
             raise InputError(f"damping factors lie in (0, 1], got {self.factors}")
         if self.without_full not in ("damp", "hold"):
             raise InputError(f"without_full is 'damp' or 'hold', got {self.without_full!r}")
 
-    # -- between calls -----------------------------------------------------------------------
-
     def level(self, signal: float) -> Mode:
         """The mode that a signal asks for by itself; NaN asks for none."""
-        if signal > self.full:
-            return Mode.FULL
-        if signal > self.resample:
-            return Mode.RESAMPLE
-        return Mode.DAMP if signal > self.warn else Mode.NOMINAL
+        return Mode((signal > self.warn) + (signal > self.resample) + (signal > self.full))
 
     def observe(self, state: State, signal: float) -> State:
         """The state after a call with this signal; once per call, NaN where there was none.
 
         >>> machine, state = Escalation(), State()
-        >>> for signal in (0.96, 0.5, 0.8, 0.5, 0.5):
-        ...     state = machine.observe(state, signal)
-        ...     print(state.mode.name, state.clear)
-        RESAMPLE 0
-        RESAMPLE 1
-        RESAMPLE 0
-        RESAMPLE 1
-        NOMINAL 2
+        >>> [(state := machine.observe(state, s)).mode.name for s in (0.96, 0.5, 0.8, 0.5, 0.5)]
+        ['RESAMPLE', 'RESAMPLE', 'RESAMPLE', 'RESAMPLE', 'NOMINAL']
         """
         clear = min(state.clear + 1, self.clear_calls) if signal <= self.clear else 0
         if clear == self.clear_calls:
             return State(Mode.NOMINAL, clear)
         return State(max(state.mode, self.level(signal)), clear)
 
-    # -- within a call -----------------------------------------------------------------------
-
-    def step(self, mode: Mode, call: Call, now: float) -> Action:
+    def step(self, mode: Mode, call: Stage, now: float) -> Action:
         """What to do next in a call. Every path ends in Execute or Hold after at most two asks."""
         if call.failure is not None:
             return Hold(call.failure)
         if not now <= call.deadline:
             return Hold(f"the deadline passed {now - call.deadline:.3g} s ago")
         left = call.deadline - now
+        late = _short("full compute", call.needs.full, left)
+        fits = call.full is not None or call.needs.full <= left
         if call.alarm is not None:
-            if call.full is None and call.needs.full > left:
-                return Hold(f"{call.alarm}; {_short('full compute', call.needs.full, left)}")
-            return self._override(call)
+            return _override(call) if fits else Hold(f"{call.alarm}; {late}")
         first = call.cached
         if first is None:
             if call.needs.cached > left:
                 return Hold(_short("planning", call.needs.cached, left))
             return Ask("cached", 1)
         if first.full:
-            return _execute("cached", 0, first, 1.0, None)
+            return _execute("cached", first, 1.0)
         if mode is Mode.FULL and Mode.FULL in self.allowed:
-            if call.full is not None or call.needs.full <= left:
-                return self._override(call)
-            late = _short("full compute", call.needs.full, left)
+            if fits:
+                return _override(call)
             if self.without_full == "hold":
                 return Hold(late)
-            return _execute("cached", 0, first, self.factors[1], late)
+            return _execute("cached", first, self.factors[1], late)
         reason: str | None = None
         wanted = mode >= Mode.RESAMPLE or first.flaw is not None
         if wanted and Mode.RESAMPLE in self.allowed:
@@ -262,7 +221,7 @@ class Escalation:
             if call.needs.resampled <= left:
                 return Ask("resampled", self.candidates)
             reason = _short("resampling", call.needs.resampled, left)
-        return _execute("cached", 0, first, self.factor(mode), reason)
+        return _execute("cached", first, self.factor(mode), reason)
 
     def factor(self, mode: Mode) -> float:
         """What commands of a cached plan are multiplied by in a mode."""
@@ -270,35 +229,31 @@ class Escalation:
             return 1.0
         return self.factors[0] if mode is Mode.DAMP else self.factors[1]
 
-    def _override(self, call: Call) -> Action:
-        if call.full is None:
-            return Ask("full", 1)
-        return _execute("full", 0, call.full, 1.0, call.alarm)
-
-    def _select(self, candidates: Sequence[Candidate]) -> Action:
+    def _select(self, candidates: tuple[Candidate, ...]) -> Action:
         """The smallest estimate among those that passed the screen; the first of equals."""
         usable = [row for row, plan in enumerate(candidates) if plan.flaw is None]
         if not usable:
             return Hold(f"none of {len(candidates)} candidates is usable: {candidates[0].flaw}")
         # A NaN estimate would win or lose by its place: it counts as the largest.
-        row = min(usable, key=lambda row: _or_inf(candidates[row].estimate))
+        size = [math.inf if math.isnan(plan.estimate) else plan.estimate for plan in candidates]
+        row = min(usable, key=size.__getitem__)
         return Execute("resampled", row, self.factor(Mode.RESAMPLE))
-
-
-def _or_inf(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _short(what: str, needed: float, left: float) -> str:
     return f"{what} needs {needed:.3g} s and {max(left, 0.0):.3g} s are left"
 
 
+def _override(call: Stage) -> Action:
+    return Ask("full", 1) if call.full is None else _execute("full", call.full, 1.0, call.alarm)
+
+
 def _execute(
-    source: Source, row: int, plan: Candidate, factor: float, reason: str | None
-) -> Execute | Hold:
+    source: PlanSource, plan: Candidate, factor: float, reason: str | None = None
+) -> Action:
     if plan.flaw is not None:
         return Hold(plan.flaw if reason is None else f"{plan.flaw}; {reason}")
-    return Execute(source, row, factor, reason)
+    return Execute(source, 0, factor, reason)
 
 
 def damped(

@@ -5,8 +5,7 @@
         command = supervisor.supervise(Observation(context, taken), now=time.monotonic())
 
 A command executes a screened plan of this very call, or holds and says why. No exception leaves
-:meth:`Supervisor.supervise`; with a :class:`muninn.loop.worker.WorkerProcess` it answers by the
-deadline.
+:meth:`Supervisor.supervise`; with a worker process it answers by the deadline.
 """
 
 from __future__ import annotations
@@ -15,44 +14,36 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from muninn.certify.paired import call_seed
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.loop.deadline import LatencyLog
-from muninn.loop.escalation import Ask, Call, Candidate, Escalation, Execute, Hold, Needs, State
-from muninn.loop.programs import Job, Plans
-from muninn.loop.worker import Failure, Runner
+from muninn.loop.escalation import Candidate, Escalation, Execute, Hold, Needs, Stage, State
+from muninn.loop.request import Reply, Request
+from muninn.loop.worker import Runner
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the robot knows.
-
-    Attributes:
-        context: for the planner, one row.
-        taken: when it was sensed, on the runner's clock.
-    """
+    """What the robot knows: a context of one row, and when it was sensed, on the runner's clock."""
 
     context: Context
     taken: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class CallReport:
-    """What happened in one call; plain values, for telemetry.
+    """What happened in one call; plain values, for telemetry, filled in while it lasts.
 
     Attributes:
         call: its number, from 0.
         began, finished, deadline: on the runner's clock.
         mode: after the call's signal.
         signal: rank (or the paper's rho) of the certified plan; None if there was none.
-        estimate: of the error of the plan that is executed.
         action: ``execute`` or ``hold``.
-        source: of the plan.
-        factor: of its commands.
+        estimate, source, factor: of the plan that is executed.
         reason: why it held, or did less than the mode asks for.
         fallback: why the certified program was run with full compute, if it was.
         evaluations: denoiser evaluations of all plans of the call.
@@ -64,17 +55,17 @@ class CallReport:
     began: float
     finished: float
     deadline: float
-    mode: str
-    signal: float | None
-    estimate: float | None
-    action: str
-    source: str | None
-    factor: float | None
-    reason: str | None
-    fallback: str | None
-    evaluations: int
-    asked: tuple[str, ...]
-    late: bool
+    mode: str = ""
+    signal: float | None = None
+    estimate: float | None = None
+    action: str = "hold"
+    source: str | None = None
+    factor: float | None = None
+    reason: str | None = None
+    fallback: str | None = None
+    evaluations: int = 0
+    asked: tuple[str, ...] = ()
+    late: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -89,7 +80,6 @@ class Command:
         action: :class:`Execute`, or :class:`Hold`: the platform's safety action, for this call.
         plan: to execute, (horizon, dim); None for a hold.
         seed: of the noise the plan was drawn from, so that full compute can be run beside it.
-        report: what happened.
     """
 
     action: Execute | Hold
@@ -104,7 +94,7 @@ class Supervisor:
     Args:
         runner: where plans are computed.
         escalation: the machine.
-        needs: worst times, from :meth:`muninn.loop.times.Times.needs`; zeros try everything.
+        needs: worst times, from :meth:`muninn.loop.deadline.Times.needs`; zeros try everything.
         budget: seconds from ``now`` to the deadline of a call.
         oldest: seconds that an observation may be old when a call begins.
         seed: of all noise.
@@ -142,135 +132,97 @@ class Supervisor:
 
     def supervise(self, observation: Observation, now: float) -> Command:
         """The command for an observation; ``now`` is the runner's clock at the robot's tick."""
-        turn = _Turn(self._calls, now, now + self.budget)
+        report = CallReport(self._calls, now, now, now + self.budget)
         self._calls += 1
         try:
-            action = self._run(turn, observation)
+            command = self._run(report, observation)
         except Exception as error:  # a robot must be answered, whatever broke
-            action = Hold(f"{type(error).__name__}: {error}")
-        if not turn.observed:
+            command = Command(Hold(f"{type(error).__name__}: {error}"), None, None, report)
+        if report.signal is None:
             self.state = self.escalation.observe(self.state, math.nan)
-        self._last = turn.at if math.isfinite(turn.at) else self._last
-        return self._command(turn, action)
+        self._last = report.finished if math.isfinite(report.finished) else self._last
+        report.mode, report.reason = self.state.mode.name.lower(), command.action.reason
+        # A runner stops waiting at the deadline itself: a hold then is a miss. No plan is late.
+        held = isinstance(command.action, Hold)
+        report.late = held and bool(report.asked) and report.finished >= report.deadline
+        took = max(0.0, report.finished - report.began)  # 0 for a clock gone mad, NaN included
+        self.log.add(took, late=report.late, hold=report.reason if held else None)
+        return command
 
-    def _run(self, turn: _Turn, observation: Observation) -> Execute | Hold:
-        refusal = self._refusal(turn, observation)
-        call = Call(turn.deadline, self.needs, failure=refusal, alarm=self.alarm)
+    def _run(self, report: CallReport, observation: Observation) -> Command:
+        refusal = self._refusal(report.began, observation)
+        call = Stage(report.deadline, self.needs, failure=refusal, alarm=self.alarm)
         if refusal is None:
-            call = self._look_at_clock(turn, call)
-        while isinstance(action := self.escalation.step(self.state.mode, call, turn.at), Ask):
-            seeds = self._seeds(turn.call, action)
-            turn.asked.append(action.source)
-            reply = self.runner.ask(Job(action.source, observation.context, seeds), turn.deadline)
-            call = self._take(turn, call, action, seeds, reply)
-            call = self._look_at_clock(turn, call)
-        return action
+            call = self._look_at_clock(report, call)
+        answered: dict[str, tuple[Request, Reply]] = {}
+        while True:
+            action = self.escalation.step(self.state.mode, call, report.finished)
+            if isinstance(action, Hold):
+                return Command(action, None, None, report)
+            if isinstance(action, Execute):
+                request, reply = answered[action.source]
+                plan, seed = reply.trajectories[action.row], request.seeds[action.row]
+                report.action, report.source, report.factor = (
+                    "execute",
+                    action.source,
+                    action.factor,
+                )
+                report.estimate = float(reply.record.estimate[action.row])
+                return Command(action, plan, seed, report)
+            # Full compute repeats the certified plan's noise; candidates have noise of their own.
+            first = 1 if action.source == "resampled" else 0
+            draws = range(first, first + action.count)
+            seeds = tuple(call_seed(self.seed, report.call, draw) for draw in draws)
+            request = Request(action.source, observation.context, seeds)
+            report.asked += (action.source,)
+            found = self.runner.ask(request, report.deadline)
+            if isinstance(found, Reply):
+                answered[action.source] = (request, found)
+            call = self._look_at_clock(report, self._take(report, call, request, found))
 
-    def _refusal(self, turn: _Turn, observation: Observation) -> str | None:
+    def _refusal(self, now: float, observation: Observation) -> str | None:
         """Why no plan can be made for this observation at this time."""
-        if not math.isfinite(turn.began):
-            return f"the time is {turn.began}"
-        if turn.began < self._last:
-            return f"the clock went back by {self._last - turn.began:.3g} s"
-        age = turn.began - observation.taken
+        if not math.isfinite(now):
+            return f"the time is {now}"
+        if now < self._last:
+            return f"the clock went back by {self._last - now:.3g} s"
+        age = now - observation.taken
         if not age >= 0.0:
             return f"the observation was taken {-age:.3g} s from now; its clock is another one"
         if age > self.oldest:
             return f"the observation is {age:.3g} s old, more than {self.oldest:g} s"
         return None
 
-    def _look_at_clock(self, turn: _Turn, call: Call) -> Call:
-        at = self.runner.clock()
-        if not at >= turn.at:
-            call = replace(call, failure=f"the clock went back by {turn.at - at:.3g} s")
-        turn.at = at
-        return call
+    def _look_at_clock(self, report: CallReport, call: Stage) -> Stage:
+        before, report.finished = report.finished, self.runner.clock()
+        if report.finished >= before:
+            return call
+        return replace(call, failure=f"the clock went back by {before - report.finished:.3g} s")
 
-    def _seeds(self, call: int, ask: Ask) -> tuple[int, ...]:
-        """Full compute repeats the certified plan's noise; candidates have noise of their own."""
-        first = 1 if ask.source == "resampled" else 0
-        return tuple(call_seed(self.seed, call, first + draw) for draw in range(ask.count))
-
-    def _take(
-        self, turn: _Turn, call: Call, ask: Ask, seeds: tuple[int, ...], reply: Plans | Failure
-    ) -> Call:
-        if isinstance(reply, Failure):
-            return replace(call, failure=reply.reason)
-        record, rows = reply.record, len(seeds)
-        if not rows == len(reply.trajectories) == len(reply.flaws) == len(record.estimate):
-            return replace(
-                call, failure=f"{rows} plans were asked for, {len(reply.trajectories)} came"
-            )
-        turn.plans[ask.source] = (reply, seeds)
-        turn.evaluations += int(record.evaluations.sum())
+    def _take(self, report: CallReport, call: Stage, request: Request, reply: Reply | str) -> Stage:
+        if isinstance(reply, str):
+            return replace(call, failure=reply)
+        record, rows, came = reply.record, len(request.seeds), len(reply.trajectories)
+        if not rows == came == len(reply.flaws) == len(record.estimate):
+            return replace(call, failure=f"{rows} plans were asked for, {came} came")
+        report.evaluations += int(record.evaluations.sum())
         found = tuple(
             Candidate(
                 float(record.estimate[row]),
-                _flaw(reply, row),
-                ask.source == "full" or record.fallback[row] is not None,
+                # The responder's verdict; that a plan is finite is checked here once more.
+                reply.flaws[row] if plan.isfinite().all() else "the plan is not finite",
+                request.source == "full" or record.fallback[row] is not None,
             )
-            for row in range(rows)
+            for row, plan in enumerate(reply.trajectories)
         )
-        if ask.source == "resampled":
+        if request.source == "resampled":
             return replace(call, resampled=found)
-        if ask.source == "full":
+        if request.source == "full":
             return replace(call, full=found[0])
+        report.fallback = record.fallback[0]
         # A plan of full compute says nothing about how hard this call is to cache.
         signal = math.nan if found[0].full else float(self.escalation.signal(record)[0])
-        turn.signal = None if math.isnan(signal) else signal
-        turn.fallback = record.fallback[0]
-        self.state = self.escalation.observe(self.state, signal)
-        turn.observed = True
+        if not math.isnan(signal):
+            report.signal = signal
+            self.state = self.escalation.observe(self.state, signal)
         return replace(call, cached=found[0])
-
-    def _command(self, turn: _Turn, action: Execute | Hold) -> Command:
-        plan, seed, estimate = None, None, None
-        if isinstance(action, Execute):
-            plans, seeds = turn.plans[action.source]
-            plan, seed = plans.trajectories[action.row], seeds[action.row]
-            estimate = float(plans.record.estimate[action.row])
-        held = action.reason if isinstance(action, Hold) else None
-        # A runner stops waiting at the deadline itself: a hold then is a miss.
-        end = turn.at >= turn.deadline if held is not None else turn.at > turn.deadline
-        late = end and bool(turn.asked)
-        took = turn.at - turn.began
-        self.log.add(took if took >= 0.0 else 0.0, late=late, hold=held)  # a clock gone mad: NaN
-        report = CallReport(
-            turn.call,
-            turn.began,
-            turn.at,
-            turn.deadline,
-            self.state.mode.name.lower(),
-            turn.signal,
-            estimate,
-            "hold" if held is not None else "execute",
-            action.source if isinstance(action, Execute) else None,
-            action.factor if isinstance(action, Execute) else None,
-            action.reason,
-            turn.fallback,
-            turn.evaluations,
-            tuple(turn.asked),
-            late,
-        )
-        return Command(action, plan, seed, report)
-
-
-class _Turn:
-    """What one call has gathered; lives and dies inside :meth:`Supervisor.supervise`."""
-
-    def __init__(self, call: int, began: float, deadline: float) -> None:
-        self.call = call
-        self.began = self.at = began
-        self.deadline = deadline
-        self.plans: dict[str, tuple[Plans, tuple[int, ...]]] = {}
-        self.asked: list[str] = []
-        self.evaluations = 0
-        self.observed = False  # the hysteresis has seen this call
-        self.signal: float | None = None
-        self.fallback: str | None = None
-
-
-def _flaw(reply: Plans, row: int) -> str | None:
-    """The worker's verdict; that a plan is finite is checked here once more."""
-    finite = bool(torch.isfinite(reply.trajectories[row]).all())
-    return reply.flaws[row] if finite else "the plan is not finite"

@@ -1,7 +1,7 @@
 """Where plans are computed: in this process, or in a worker process that cannot be late.
 
 The robot's process asks and waits until a time, no longer. A worker that has not answered by then
-may finish, and what it says is thrown away; one that stays silent is killed and replaced.
+may finish, and its answer is thrown away; one that stays silent is killed and replaced.
 """
 
 from __future__ import annotations
@@ -13,91 +13,72 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
 from muninn.errors import InputError, MuninnError
-from muninn.loop.programs import Job, Plans, Programs
+from muninn.loop.request import Reply, Request, Responder
 
 _HEADER = struct.Struct("!Q")
 _READY = -1
 
-
-@dataclass(frozen=True)
-class Failure:
-    """Why there are no plans."""
-
-    reason: str
+Clock = Callable[[], float]
 
 
 class Runner(Protocol):
-    """Runs jobs, and tells the time by which they are awaited."""
+    """Has requests answered by a time, on a monotonic clock of its own."""
 
     def clock(self) -> float:
-        """Monotonic seconds."""
-        ...
+        """Seconds."""
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
-        """The plans of a job, or why there are none. Never raises; returns by ``until``."""
-        ...
+    def ask(self, request: Request, until: float) -> Reply | str:
+        """The plans, or why there are none. Never raises; returns by ``until``."""
 
 
 class InProcess:
-    """Runs jobs right here: for tests and simulation. It cannot return before a planner does.
+    """Plans right here: for tests and simulation. It cannot return before a planner does.
 
     Args:
         programs: what plans.
         clock: monotonic seconds; a simulation's own for virtual time.
     """
 
-    def __init__(self, programs: Programs, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, programs: Responder, clock: Clock = time.monotonic) -> None:
         self.programs = programs
-        self._clock = clock
+        self.clock = clock
 
-    def clock(self) -> float:
-        """The clock it was given."""
-        return self._clock()
-
-    def ask(self, job: Job, until: float) -> Plans | Failure:
-        """Run the job; ``until`` is for the caller to check."""
-        return _attempt(self.programs, job)
-
-
-def _attempt(programs: Programs, job: Job) -> Plans | Failure:
-    try:
-        return programs.run(job)
-    except Exception as error:
-        return Failure(f"{type(error).__name__}: {error}")
+    def ask(self, request: Request, until: float) -> Reply | str:
+        """Plan; ``until`` is for the caller to check."""
+        try:
+            return self.programs.run(request)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
 
 class WorkerProcess:
-    """Runs jobs in a process of its own and never waits beyond ``until``.
+    """Plans in a process of its own and never waits beyond ``until``.
 
     Args:
         build: makes the programs, in the worker; a function of a module, or a ``partial`` of one.
-        patience: seconds after its deadline that a silent worker may live. Short of a model's
-            loading time it pays to wait for a plan that is merely late.
+        patience: seconds after its deadline that a silent worker may live. Waiting for a plan that
+            is merely late pays while it is shorter than loading the model again.
 
     Use it as a context manager, or call :meth:`close`.
     """
 
-    def __init__(self, build: Callable[[], Programs], *, patience: float = 1.0) -> None:
+    clock = staticmethod(time.monotonic)
+
+    def __init__(self, build: Callable[[], Responder], *, patience: float = 1.0) -> None:
         if not patience >= 0.0:
             raise InputError(f"patience is a number of seconds, at least 0, got {patience}")
         self._build = build
         self._patience = patience
         self._retired: list[BaseProcess] = []
-        self._number = 0
+        self.replaced = self._number = 0
         self._broken: str | None = None
-        self.replaced = 0
-        self._answer: Plans | Failure | None = None
+        self._answer: Reply | str | None = None
         self._ready = self._idle = False
         self._start()
-
-    def clock(self) -> float:
-        """``time.monotonic``."""
-        return time.monotonic()
 
     @property
     def pid(self) -> int | None:
@@ -112,37 +93,32 @@ class WorkerProcess:
         """
         until = time.monotonic() + timeout
         while not self._ready:
-            reason = self._broken or self._receive(until)
-            if reason is not None:
+            if reason := self._broken or self._receive(until):
                 raise MuninnError(f"the planner's process is not ready: {reason}")
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
-        """The plans of a job by ``until``, or why there are none."""
-        for process in self._retired:
-            process.join(0)
+    def ask(self, request: Request, until: float) -> Reply | str:
+        """The plans by ``until``, or why there are none."""
         self._retired = [process for process in self._retired if process.is_alive()]
         if self._broken is not None:
-            return Failure(self._broken)
-        while not self._idle:  # starting, or still at an earlier job whose answer is void
-            reason = self._receive(until)
-            if reason is not None:
-                return Failure(reason)
+            return self._broken
+        while not self._idle:  # starting, or still at an earlier request whose answer is void
+            if reason := self._receive(until):
+                return reason
         self._number += 1
         self._answer = None
         try:
-            data = pickle.dumps((self._number, job))
+            data = pickle.dumps((self._number, request))
         except Exception as error:  # a context may hold anything
-            return Failure(f"the context cannot be sent to a process ({error})")
+            return f"the context cannot be sent to a process ({error})"
         self._idle, self._due = False, until
         try:
             self._socket.settimeout(max(until - time.monotonic(), 1e-4))
             self._socket.sendall(_HEADER.pack(len(data)) + data)
         except OSError as error:  # half a message is sent: this worker cannot be talked to again
-            return Failure(self._replace(f"the job could not be sent ({error})"))
+            return self._replace(f"the request could not be sent ({error})")
         while self._answer is None:
-            reason = self._receive(until)
-            if reason is not None:
-                return Failure(reason)
+            if reason := self._receive(until):
+                return reason
         return self._answer
 
     def close(self) -> None:
@@ -157,8 +133,6 @@ class WorkerProcess:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    # -- the worker's life -------------------------------------------------------------------
 
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -209,18 +183,17 @@ class WorkerProcess:
 
     def _next(self) -> tuple[int, Any] | None:
         """The first whole message in the buffer."""
-        if len(self._buffer) < _HEADER.size:
+        start, size = _HEADER.size, len(self._buffer)
+        end = start + (_HEADER.unpack_from(self._buffer)[0] if size >= start else 0)
+        if size < end:
             return None
-        end = _HEADER.size + _HEADER.unpack_from(self._buffer)[0]
-        if len(self._buffer) < end:
-            return None
-        message: tuple[int, Any] = pickle.loads(self._buffer[_HEADER.size : end])
+        message: tuple[int, Any] = pickle.loads(self._buffer[start:end])
         self._buffer = self._buffer[end:]
         return message
 
 
-def _work(connection: socket.socket, build: Callable[[], Programs]) -> None:
-    """The worker: build once, then answer jobs in order until the other end is gone."""
+def _work(connection: socket.socket, build: Callable[[], Responder]) -> None:
+    """The worker: build once, then answer requests in order until the other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the robot's process to handle
 
     def send(number: int, content: object) -> None:
@@ -228,12 +201,12 @@ def _work(connection: socket.socket, build: Callable[[], Programs]) -> None:
         connection.sendall(_HEADER.pack(len(data)) + data)
 
     try:
-        programs = build()
+        runner = InProcess(build())
     except Exception as error:
         send(_READY, f"the planner could not be built ({type(error).__name__}: {error})")
         return
     send(_READY, None)
     with connection.makefile("rb") as stream:
         while header := stream.read(_HEADER.size):
-            number, job = pickle.loads(stream.read(_HEADER.unpack(header)[0]))
-            send(number, _attempt(programs, job))
+            number, request = pickle.loads(stream.read(_HEADER.unpack(header)[0]))
+            send(number, runner.ask(request, float("inf")))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 
 from muninn.certify.certificate import Certificate
 from muninn.errors import CertificateError, InputError
-from muninn.monitor.audit import Audit, certificate_digest, read_audits, watchable
-from muninn.monitor.sequential import RiskEvidence, require_level
+from muninn.monitor.monitor import Audit, certificate_digest, evidence_against, read_audits
 
 
 class Fleet:
@@ -21,16 +19,13 @@ class Fleet:
     Args:
         certificate: what all of them run; a confident one.
         level: probability of ever raising a false alarm, over all looks.
-
-    Attributes:
-        duplicates: audits that had been there before.
     """
 
     def __init__(self, certificate: Certificate, *, level: float = 0.05) -> None:
-        self.digest = certificate_digest(watchable(certificate))
-        self.level = require_level(level)
-        self.duplicates = 0
-        self._evidence = RiskEvidence(certificate.risk)
+        self._evidence = evidence_against(certificate, level)
+        self.digest = certificate_digest(certificate)
+        self.level = self._evidence.level
+        self.duplicates = 0  # audits that had been there before
         self._audits: dict[tuple[str, str], Audit] = {}
 
     def add(self, audits: Iterable[Audit]) -> int:
@@ -41,20 +36,16 @@ class Fleet:
             InputError: two audits of one robot and call differ.
         """
         fresh: dict[tuple[str, str], Audit] = {}
-        duplicates = 0
-        for audit in audits:
+        given = list(audits)
+        for audit in given:
             key = audit.robot, audit.call
             if audit.certificate != self.digest:
                 raise CertificateError(
                     f"robot {audit.robot!r} was audited under certificate {audit.certificate}, "
                     f"this fleet runs {self.digest}; merge each certificate's logs on their own"
                 )
-            known = self._audits.get(key) or fresh.get(key)
-            if known is None:
-                fresh[key] = audit
-            elif known == audit:
-                duplicates += 1
-            else:
+            known = self._audits.get(key) or fresh.setdefault(key, audit)
+            if known != audit:
                 raise InputError(
                     f"robot {audit.robot!r} has two audits of call {audit.call} that differ "
                     f"({known} and {audit}); robots must have names of their own"
@@ -62,7 +53,7 @@ class Fleet:
         for audit in fresh.values():
             self._evidence.add(audit.ordinal, audit.violated)
         self._audits.update(fresh)
-        self.duplicates += duplicates
+        self.duplicates += len(given) - len(fresh)
         return len(fresh)
 
     def add_log(self, path: str | Path) -> int:
@@ -82,15 +73,10 @@ class Fleet:
     @property
     def e_value(self) -> float:
         """Evidence against the promise."""
-        return math.exp(min(self._evidence.log_e_value, 700.0))
+        return self._evidence.e_value
 
     @property
     def alarm(self) -> str | None:
         """Why the certificate is not to be relied on, by what is here now; act the first time."""
-        if self._evidence.log_e_value < -math.log(self.level):
-            return None
-        return (
-            f"fleet alarm: {self.violations} of {len(self._audits)} audits exceed the tolerance, "
-            f"promised were at most {self._evidence.risk:.1%} (level {self.level:g}); calibrate "
-            "again"
-        )
+        found = self._evidence.alarm
+        return None if found is None else f"fleet {found}"

@@ -1,28 +1,106 @@
 """Watches a deployed certificate: audits in, an alarm out when the promise is refuted.
 
-:class:`Monitor` is the bookkeeping: it holds no tensor and runs no network. What audits are, when
-they run and where is in :mod:`muninn.monitor.monitored`; the guarantee is in docs/monitor.md.
+:class:`Monitor` is the bookkeeping: it holds no tensor and runs no network. :mod:`.monitored` says
+when audits run and where; docs/monitor.md has the guarantee.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from muninn.certify.certificate import Certificate
 from muninn.engines.runtime import log_once
 from muninn.errors import CertificateError, InputError
 from muninn.files import write_whole
-from muninn.monitor.audit import Audit, certificate_digest, read_audits, watchable
-from muninn.monitor.sequential import Drift, RiskEvidence, require_level
-from muninn.monitor.telemetry import JsonLines, Sample
+from muninn.monitor.sequential import Drift, RiskEvidence
+from muninn.monitor.telemetry import JsonLines, Sample, read_lines
 
-Clock = Callable[[], float]
+
+@dataclass(frozen=True)
+class Audit:
+    """One unit compared with full compute.
+
+    Attributes:
+        certificate: digest of the certificate that was deployed.
+        robot, call: who and which call (for an episode: its last one); unique together.
+        ordinal: number of the audit in the robot's own sequence, from 0.
+        violated: the unit exceeded its tolerance, or full compute failed.
+        excess: worst deviation over tolerance; None where full compute failed.
+        time: wall clock, seconds since the epoch; for people, never used for order.
+    """
+
+    certificate: str
+    robot: str
+    call: str
+    ordinal: int
+    violated: bool
+    excess: float | None
+    time: float
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Audit:
+        """The audit that a line of a log describes.
+
+        Raises:
+            InputError: a field is missing or has another type.
+        """
+        try:
+            audit = cls(**{name: data[name] for name in cls.__dataclass_fields__})
+        except KeyError as error:
+            raise InputError(f"an audit lacks the field {error}; got {sorted(data)}") from error
+        kinds = {"certificate": str, "robot": str, "call": str, "ordinal": int, "violated": bool}
+        for name, kind in kinds.items():
+            value = getattr(audit, name)
+            if type(value) is not kind:  # True is an int, and would count as ordinal 1
+                raise InputError(f"an audit's {name} must be {kind.__name__}, got {value!r}")
+        if audit.ordinal < 0:
+            raise InputError(f"an audit's ordinal counts from 0, got {audit.ordinal}")
+        return audit
+
+
+def read_audits(path: str | Path) -> list[Audit]:
+    """The audits of a log in the order they were written; lines cut short are skipped.
+
+    Raises:
+        InputError: a whole line is not an audit.
+    """
+    return [Audit.from_json(line) for line in read_lines(path) if "ordinal" in line]
+
+
+def certificate_digest(certificate: Certificate) -> str:
+    """Short content hash that tells one certificate from another, recalibrations included."""
+    promised = {
+        name: getattr(certificate, name)
+        for name in (
+            "identity", "reference", "member", "tolerance", "tolerance_name", "risk", "confidence",
+            "unit", "loop", "metric", "counts", "seed", "realised",
+        )
+    }  # fmt: skip
+    promised["family"] = certificate.family.to_json()
+    state = hashlib.sha256(json.dumps(promised, sort_keys=True).encode())
+    state.update(np.ascontiguousarray(certificate.estimates, dtype=np.float64).tobytes())
+    return state.hexdigest()[:16]
+
+
+def evidence_against(certificate: Certificate, level: float) -> RiskEvidence:
+    """Evidence against the risk of a certificate, none so far; a marginal one is refused."""
+    if certificate.confidence is None:
+        raise InputError(
+            "a marginal certificate keeps its risk on average over calibrations only, so almost "
+            "half of the correct ones would raise an alarm; calibrate with confidence=0.95"
+        )
+    return RiskEvidence(certificate.risk, level)
 
 
 class Monitor:
@@ -50,31 +128,27 @@ class Monitor:
         robot: str = "robot",
         log: str | Path | None = None,
         seed: int | None = None,
-        clock: Clock = time.time,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self.certificate = watchable(certificate)
+        self._evidence = evidence_against(certificate, level)
+        self.certificate = certificate
         self.digest = certificate_digest(certificate)
-        self.level = require_level(level)
+        self.level = self._evidence.level
         self.robot = robot
         self.audits: list[Audit] = []
         self.path: list[float] = []
-        self._evidence = RiskEvidence(certificate.risk)
         # An episode's certificate pools all its calls; one call of an episode is not like them.
         self._drift = Drift(certificate.estimates if certificate.unit == "call" else (), seed)
         self._clock = clock
         self._run = secrets.token_hex(4)
-        self._calls = 0
+        self._calls = self._estimates = 0
+        self._alarm: str | None = None
         self._alarmed_at: int | None = None
-        self._warned_at: int | None = None
-        self._estimates = 0
+        self._warning: str | None = None
         self._saved = True
         self._log = None if log is None else JsonLines(log)
         self._unwritten: list[Audit] = []
-        if log is not None and Path(log).exists():
-            self._resume(read_audits(log), Path(log))
-
-    def _resume(self, audits: Iterable[Audit], log: Path) -> None:
-        for audit in audits:
+        for audit in read_audits(log) if log is not None and Path(log).exists() else ():
             if audit.certificate != self.digest or audit.robot != self.robot:
                 raise CertificateError(
                     f"{log} belongs to certificate {audit.certificate} on robot {audit.robot!r}; "
@@ -82,31 +156,20 @@ class Monitor:
                 )
             self._count(audit)
 
-    # -- what comes in -----------------------------------------------------------------------
-
     def next_call(self) -> str:
         """An identifier for a call, never used before by this robot."""
         self._calls += 1
         return f"{self._run}-{self._calls}"
 
     def record(self, call: str, excess: float | None) -> Audit:
-        """Take the result of one audit; never raises because of a disk.
+        """Take the worst deviation over tolerance of an audited unit; a disk never makes it raise.
 
-        Args:
-            call: identifier of the audited call.
-            excess: worst deviation over tolerance of the unit; None where full compute failed,
-                which counts as a violation: nothing shows that the promise was kept.
+        None says that full compute failed. That is a violation: nothing shows a kept promise.
         """
-        finite = excess is not None and math.isfinite(excess)
-        audit = Audit(
-            self.digest,
-            self.robot,
-            call,
-            self.audits[-1].ordinal + 1 if self.audits else 0,
-            not finite or (excess is not None and excess > 1.0),
-            excess if finite else None,
-            self._clock(),
-        )
+        known = excess if excess is not None and math.isfinite(excess) else None
+        violated = known is None or known > 1.0
+        ordinal = self.audits[-1].ordinal + 1 if self.audits else 0
+        audit = Audit(self.digest, self.robot, call, ordinal, violated, known, self._clock())
         self._count(audit)
         self._unwritten.append(audit)
         self.flush()
@@ -118,47 +181,37 @@ class Monitor:
             return
         self._estimates += 1
         self._drift.add(estimate)
-        if self._warned_at is None and self._drift.e_value >= 1.0 / self.level:
-            self._warned_at = self._estimates
-            log_once(str(self.warning))
+        if self._warning is None and self._drift.e_value >= 1.0 / self.level:
+            self._warning = (
+                f"error estimates are no longer like those before (after {self._estimates} "
+                f"episodes, level {self.level:g}); the promise may still hold, audits decide"
+            )
+            log_once(self._warning)
 
     def _count(self, audit: Audit) -> None:
         self.audits.append(audit)
         self._evidence.add(audit.ordinal, audit.violated)
         self.path.append(self._evidence.log_e_value)
-        if self._alarmed_at is None and self.path[-1] >= -math.log(self.level):
+        if self._alarm is None and self.path[-1] >= -math.log(self.level):
+            self._alarm = f"monitor {self._evidence.alarm}"
             self._alarmed_at = len(self.audits)
             self._saved = False
-            log_once(str(self.alarm))
-
-    # -- what comes out ----------------------------------------------------------------------
+            log_once(self._alarm)
 
     @property
     def e_value(self) -> float:
         """Evidence against the promise now; an alarm stays even if this falls again."""
-        return math.exp(min(self.path[-1], 700.0)) if self.path else 1.0
+        return self._evidence.e_value
 
     @property
     def alarm(self) -> str | None:
         """Why the certificate is no longer to be relied on, or None. Cleared by recalibration."""
-        if self._alarmed_at is None:
-            return None
-        seen = self.audits[: self._alarmed_at]
-        return (
-            f"monitor alarm: {sum(audit.violated for audit in seen)} of {len(seen)} audits exceed "
-            f"the tolerance, promised were at most {self.certificate.risk:.1%} (level "
-            f"{self.level:g}); calibrate again"
-        )
+        return self._alarm
 
     @property
     def warning(self) -> str | None:
         """That error estimates have drifted, or None. An early sign, not a violated promise."""
-        if self._warned_at is None:
-            return None
-        return (
-            f"error estimates are no longer like those before (after {self._warned_at} episodes, "
-            f"level {self.level:g}); the promise may still hold, audits decide"
-        )
+        return self._warning
 
     def report(self) -> dict[str, Any]:
         """Everything behind an alarm, JSON-ready."""
@@ -174,27 +227,22 @@ class Monitor:
             "drift_warning": self.warning,
             "drift_e_value": self._drift.e_value,
             "log_e_values": self.path,
-            "audits": [audit.to_json() for audit in self.audits],
+            "audits": [asdict(audit) for audit in self.audits],
         }
 
     def flush(self) -> bool:
-        """Write what is not yet on disk: audits, and the evidence of an alarm; whether it all is.
-
-        A full disk costs nothing but time: audits stay in memory and are tried again.
-        """
+        """Write audits and the evidence of an alarm; whether all are on disk, else try again."""
         if self._log is None:
             self._unwritten.clear()
             return True
         # Only an alarm is worth waiting for the disk: a reboot must not forget it.
-        sync = self._alarmed_at is not None
-        while self._unwritten and self._log.append(self._unwritten[0].to_json(), sync=sync):
+        sync = self.alarm is not None
+        while self._unwritten and self._log.append(asdict(self._unwritten[0]), sync=sync):
             self._unwritten.pop(0)
         if not self._saved:
-            try:
+            with contextlib.suppress(OSError):
                 write_whole(self.evidence_path, json.dumps(self.report(), indent=1))
                 self._saved = True
-            except OSError:
-                return False
         return self._saved and not self._unwritten
 
     @property
@@ -207,13 +255,13 @@ class Monitor:
     def samples(self) -> list[Sample]:
         """State for :func:`muninn.monitor.telemetry.render`."""
         labels = {"robot": self.robot, "certificate": self.digest}
-        bad = sum(audit.violated for audit in self.audits)
-        values: dict[str, tuple[str, float, str]] = {
-            "audits": ("counter", len(self.audits), "Audits against full compute."),
-            "audit_violations": ("counter", bad, "Audits beyond tolerance."),
-            "audits_unwritten": ("gauge", len(self._unwritten), "Audits not yet on disk."),
-            "log_e_value": ("gauge", self.path[-1] if self.path else 0.0, "Log evidence."),
-            "alarm": ("gauge", float(self.alarm is not None), "1 after an alarm."),
-            "drift_warning": ("gauge", float(self.warning is not None), "1 after a warning."),
-        }
-        return [Sample(name, *value, labels) for name, value in values.items()]
+        violations, log_e_value = self._evidence.violations, self._evidence.log_e_value
+        values: list[tuple[str, str, float, str]] = [
+            ("audits", "counter", len(self.audits), "Audits against full compute."),
+            ("audit_violations", "counter", violations, "Audits beyond tolerance."),
+            ("audits_unwritten", "gauge", len(self._unwritten), "Audits not yet on disk."),
+            ("log_e_value", "gauge", log_e_value, "Log evidence."),
+            ("alarm", "gauge", self.alarm is not None, "1 after an alarm."),
+            ("drift_warning", "gauge", self.warning is not None, "1 after a warning."),
+        ]
+        return [Sample(*value, labels) for value in values]

@@ -13,31 +13,21 @@ from torch import Tensor
 
 from muninn.certify.cached import CachedPlanner
 from muninn.certify.metrics import Metric, Tolerance
-from muninn.context import Context, select
+from muninn.context import Context
 from muninn.engines.runtime import log_once
 from muninn.errors import CertificateError, InputError
 from muninn.model.planner import Noise, Planner
-from muninn.monitor.audit import certificate_digest
-from muninn.monitor.monitor import Monitor
-from muninn.monitor.shadow import (
-    HeldCall,
-    Shadow,
-    audit_metric,
-    audit_reference,
-    audit_tolerance,
-    excess_of,
-)
+from muninn.monitor.monitor import Monitor, certificate_digest
+from muninn.monitor.shadow import HeldCall, Results, Shadow, excess_under
 from muninn.monitor.telemetry import Sample, Telemetry
 from muninn.record import Record
 
 
 @dataclass
 class _Episode:
-    """What is kept of the episode under way.
+    """What is kept of the episode under way; whether it is audited is drawn before its first call.
 
     Attributes:
-        key: the user's name for it.
-        audited: decided before its first call.
         held: one call drawn uniformly so far, or all of them where the unit is the episode.
         estimate: of one call drawn uniformly so far.
     """
@@ -53,18 +43,16 @@ class _Episode:
 class Monitored:
     """Plans like a cached planner, under the eyes of a monitor.
 
-    An episode is audited with probability ``rate``, drawn before its first call. Of an audited
-    one a single call, uniform among its calls, is compared with full compute when the episode is
-    over; where the certificate's unit is the episode, all of its calls are, as one audit. After
-    an alarm, and while nobody can audit, full compute runs and every record says why.
+    An episode is audited with probability ``rate``, drawn before its first call: one call, uniform
+    among its calls, is compared with full compute when the episode is over (all of them, as one
+    audit, where the certificate's unit is the episode). After an alarm, and while nobody can audit,
+    full compute runs and every record says why.
 
     Args:
         fast: what :func:`muninn.cache` returned.
         monitor: of the same certificate.
         rate: share of episodes that are audited.
-        executor: where audits run, say ``ThreadPoolExecutor(1)``; without one they wait for
-            :meth:`audit`, to be called when the robot has time. With several threads too, audits
-            are counted in the order of the calls (:class:`muninn.monitor.shadow.Shadow` says why).
+        executor: runs audits, say ``ThreadPoolExecutor(1)``; else they wait for :meth:`audit`.
         reference: planner whose full compute is the truth, if the certificate has one.
         metric, tolerance: those of the certificate where they are functions of the user's.
         telemetry: gets every call's record.
@@ -99,13 +87,7 @@ class Monitored:
         self._rate = rate
         self._telemetry = telemetry
         self._shadow = Shadow(executor, fast.planner.device)
-        self._excess = partial(
-            excess_of,
-            reference=audit_reference(certificate, fast.planner, reference),
-            metric=audit_metric(certificate, metric),
-            tolerance=audit_tolerance(certificate, tolerance),
-            arithmetic=certificate.arithmetic,
-        )
+        self._excess = excess_under(certificate, fast.planner, reference, metric, tolerance)
         self._whole_episodes = certificate.unit == "episode"
         self._full = CachedPlanner(fast.planner, None, "full")
         self._random = np.random.default_rng(seed)
@@ -126,10 +108,8 @@ class Monitored:
     ) -> tuple[Tensor, Record]:
         """Trajectories and their record, as from the cached planner.
 
-        Args:
-            context, noise, generator: as in :meth:`CachedPlanner.__call__`.
-            episode: calls with the same name belong together and depend on each other; another
-                name ends the episode before. None: this call stands alone.
+        Calls with the same name of an ``episode`` belong together and depend on each other; another
+        name ends the episode before, and a call without one stands alone.
         """
         self._take(self._shadow.collect())
         noise = self.fast.planner.prepare(context, noise, generator)
@@ -145,7 +125,7 @@ class Monitored:
             self._episode = None  # full compute deviates by nothing: no evidence of the cache
         else:
             try:
-                self._watch(context, noise, trajectory, record, episode, call)
+                self._watch(HeldCall(context, noise, trajectory), record, episode, call)
             except Exception as error:  # watching must not cost the robot its plan
                 self._episode = None
                 log_once(f"a call could not be kept for an audit: {type(error).__name__}: {error}")
@@ -161,30 +141,20 @@ class Monitored:
             )
         return trajectory, record
 
-    def _watch(
-        self,
-        context: Context,
-        noise: Noise,
-        trajectory: Tensor,
-        record: Record,
-        episode: Hashable | None,
-        call: str,
-    ) -> None:
+    def _watch(self, batch: HeldCall, record: Record, episode: Hashable | None, call: str) -> None:
         """Keep what an audit may need: the rows of a batch are so many calls."""
         if self._episode is None:
             self._episode = _Episode(episode, bool(self._random.random() < self._rate))
         kept = self._episode
-        for row in range(len(trajectory)):
+        for row in range(len(batch.trajectory)):
             kept.calls += 1
             drawn = self._random.integers(kept.calls) == 0  # uniform among all calls so far
             if drawn:
                 kept.estimate = float(record.estimate[row])
             if not kept.audited or not (drawn or self._whole_episodes):
                 continue
-            rows = torch.tensor([row], device="cpu")  # whatever the default device
-            held = HeldCall(select(context, rows), noise.select(rows), trajectory[rows])
             kept.call = call
-            kept.held = [*kept.held, held] if self._whole_episodes else [held]
+            kept.held = [*(kept.held if self._whole_episodes else ()), batch.row(row)]
 
     def end_episode(self) -> None:
         """Say that the episode is over; its audit is queued. Waits for nothing."""
@@ -210,17 +180,17 @@ class Monitored:
         self._take(self._shadow.finish())
         self.monitor.flush()
 
-    def _take(self, results: list[tuple[str, float | None]]) -> None:
+    def _take(self, results: Results) -> None:
         for call, excess in results:
             self.monitor.record(call, excess)
 
     def samples(self) -> list[Sample]:
         """State for :func:`muninn.monitor.telemetry.render`: calls, audits, alarm, blindness."""
         labels = {"robot": self.monitor.robot}
-        waiting, blind = len(self._shadow), float(self._shadow.blind is not None)
-        own = [
+        waiting, blind = len(self._shadow), self._shadow.blind is not None
+        return [
+            *(() if self._telemetry is None else self._telemetry.samples()),
+            *self.monitor.samples(),
             Sample("audits_waiting", "gauge", waiting, "Audits not yet run.", labels),
             Sample("blind", "gauge", blind, "1 while nobody can audit.", labels),
         ]
-        calls = [] if self._telemetry is None else self._telemetry.samples()
-        return [*calls, *self.monitor.samples(), *own]

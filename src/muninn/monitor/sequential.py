@@ -41,7 +41,7 @@ def log_e_value(
     blocks: npt.NDArray[np.int64],
     risk: float,
 ) -> FloatArray:
-    """Log evidence against "each audit violates with probability at most ``risk``".
+    """Log e-value, (...,), against "each audit violates with probability at most ``risk``".
 
     A bet with odds ratio c multiplies its stake by ``c^x / (1 + (c - 1) risk)`` at an audit with
     outcome x in {0, 1}; that has mean at most 1 for every violation rate up to ``risk``. One
@@ -53,9 +53,6 @@ def log_e_value(
         trials, violations: audits and violations per block that holds any, (..., blocks).
         blocks: numbers of these blocks, increasing, (blocks,).
         risk: promised violation rate.
-
-    Returns:
-        Natural logarithm of the e-value, (...,).
     """
     # Gamblers who start after one occupied block and up to the next have seen the same audits.
     ends = np.concatenate([[1.0], 1.0 / (blocks + 2.0)])
@@ -72,16 +69,20 @@ def log_e_value(
 class RiskEvidence:
     """Evidence that the violation rate is above the promised risk, from audits in any order.
 
+    While the promise is kept, the probability of ever raising an alarm is at most ``level``.
+
     >>> evidence = RiskEvidence(0.05)
     >>> evidence.add(0, True)
     >>> round(math.exp(evidence.log_e_value), 3)  # half of the stake waits for later blocks
     1.871
     """
 
-    def __init__(self, risk: float) -> None:
+    def __init__(self, risk: float, level: float = 0.05) -> None:
         if not 0.0 < risk < 1.0:
             raise InputError(f"risk must lie strictly between 0 and 1, got {risk}")
         self.risk = float(risk)
+        self.level = require_level(level)
+        self.audits = self.violations = 0
         self._counts: dict[int, list[int]] = {}
 
     def add(self, ordinal: int, violated: bool) -> None:
@@ -91,16 +92,8 @@ class RiskEvidence:
         count = self._counts.setdefault(ordinal // BLOCK, [0, 0])
         count[0] += 1
         count[1] += violated
-
-    @property
-    def audits(self) -> int:
-        """Audits counted."""
-        return sum(count[0] for count in self._counts.values())
-
-    @property
-    def violations(self) -> int:
-        """Violations among them."""
-        return sum(count[1] for count in self._counts.values())
+        self.audits += 1
+        self.violations += violated
 
     @property
     def log_e_value(self) -> float:
@@ -111,14 +104,28 @@ class RiskEvidence:
         counts = np.array([self._counts[block] for block in blocks.tolist()])
         return float(log_e_value(counts[:, 0], counts[:, 1], blocks, self.risk))
 
+    @property
+    def e_value(self) -> float:
+        """Evidence against the promise; 1 before the first audit."""
+        return math.exp(min(self.log_e_value, 700.0))
+
+    @property
+    def alarm(self) -> str | None:
+        """Why the promise is not to be relied on, by what is here now, or None."""
+        if self.log_e_value < -math.log(self.level):
+            return None
+        return (
+            f"alarm: {self.violations} of {self.audits} audits exceed the tolerance, promised were "
+            f"at most {self.risk:.1%} (level {self.level:g}); calibrate again"
+        )
+
 
 class Drift:
     """Evidence that error estimates no longer come from one distribution.
 
     The rank of a new estimate among all before it, ties broken at random, is uniform and
-    independent of earlier ranks as long as estimates are exchangeable (Vovk). The bet is Vovk's
-    jumper: ``1 + b (u - 1/2)`` with b in {-2..2}, a little wealth changing b at every step, at
-    three rates.
+    independent of earlier ranks while estimates are exchangeable (Vovk). The bet is Vovk's jumper,
+    ``1 + b (u - 1/2)`` with b in {-2..2}; at each step a little wealth changes b, at three rates.
 
     Args:
         estimates: of calls before deployment; may be empty.

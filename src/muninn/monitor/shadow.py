@@ -6,22 +6,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Executor, Future, wait
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from muninn.certify.certificate import Certificate
-from muninn.certify.metrics import (
-    METRICS,
-    Metric,
-    Tolerance,
-    measure,
-    metric_name,
-    resolve,
-    tolerances,
-)
+from muninn.certify.metrics import Metric, Tolerance, measure, metric_name, resolve, tolerances
 from muninn.certify.paired import full_compute
-from muninn.context import Context
+from muninn.context import Context, select
 from muninn.engines.runtime import log_once
 from muninn.errors import CertificateError, DenoiserError, InputError
 from muninn.identity.arithmetic import Arithmetic
@@ -31,28 +24,23 @@ from muninn.model.planner import Noise, Planner
 BACKLOG = 8
 """Audits that may wait. More than that, and nobody is watching."""
 
+Work = Callable[[], float | None]
+Results = list[tuple[str, float | None]]
+"""(call, excess) of finished audits."""
+
 
 @dataclass(frozen=True)
 class HeldCall:
-    """A call of one row that may be audited: copies, since callers reuse and change buffers."""
+    """A call that may be audited."""
 
     context: Context
     noise: Noise
     trajectory: Tensor
 
-
-@dataclass
-class Job:
-    """An audit that waits for its turn or its result."""
-
-    call: str
-    run: Callable[[], float | None]
-    future: Future[float | None] | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether its result is there."""
-        return self.future is not None and self.future.done() and _failed(self.future) is None
+    def row(self, row: int) -> HeldCall:
+        """One row of a batch: copies, since callers reuse and change buffers."""
+        rows = torch.tensor([row], device="cpu")  # whatever the default device
+        return HeldCall(select(self.context, rows), self.noise.select(rows), self.trajectory[rows])
 
 
 def excess_of(
@@ -80,19 +68,92 @@ def excess_of(
     return worst
 
 
+def excess_under(
+    certificate: Certificate,
+    planner: Planner,
+    reference: Planner | None,
+    metric: Metric | None,
+    tolerance: Tolerance | None,
+) -> Callable[[Sequence[HeldCall]], float | None]:
+    """:func:`excess_of` as a certificate measures; functions that are the user's own are given.
+
+    Raises:
+        CertificateError: the reference is missing, or is another planner.
+        InputError: a function is missing, or is another one.
+    """
+    if reference is None and certificate.reference is not None:
+        raise CertificateError(
+            "the certificate was measured against a reference planner; pass it as reference="
+        )
+    truth = certificate.reference or certificate.identity
+    if reference is not None and reference.identity() != truth:
+        raise CertificateError(
+            "reference is not the planner that the certificate was measured against; pass that one"
+        )
+    try:
+        name, metric = resolve(metric or certificate.metric)
+    except InputError as error:
+        raise InputError(
+            f"the certificate's metric is {certificate.metric!r}; pass the function as metric="
+        ) from error
+    if name != certificate.metric:
+        raise InputError(f"the certificate's metric is {certificate.metric!r}, got {name!r}")
+    tolerance = certificate.tolerance if tolerance is None else tolerance
+    given = metric_name(tolerance) if callable(tolerance) else tolerance
+    named = certificate.tolerance_name or certificate.tolerance
+    if tolerance is None or given not in (certificate.tolerance, certificate.tolerance_name):
+        raise InputError(
+            f"the certificate's tolerance is {named!r}, got {given!r}; pass the function it was "
+            "calibrated with as tolerance="
+        )
+    return partial(
+        excess_of,
+        reference=reference or planner,
+        metric=metric,
+        tolerance=tolerance,
+        arithmetic=certificate.arithmetic,
+    )
+
+
+@dataclass
+class Pending:
+    """An audit that waits for its turn or its result."""
+
+    call: str
+    run: Work
+    future: Future[float | None] | None = None
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why its worker came to no result, or None."""
+        if self.future is None or not self.future.done():
+            return None
+        return CancelledError() if self.future.cancelled() else self.future.exception()
+
+    @property
+    def finished(self) -> bool:
+        """Whether its result is there."""
+        return self.future is not None and self.future.done() and self.failure is None
+
+
+def _in_stream(stream: torch.cuda.Stream, copied: torch.cuda.Event, work: Work) -> float | None:
+    with torch.cuda.stream(stream):
+        stream.wait_event(copied)
+        return work()
+
+
 class Shadow:
     """A short queue of audits; nothing here makes a planning call wait.
 
-    With an executor each audit is handed to it (a thread; a process cannot share the network).
-    Without one, audits wait for :meth:`run_here`. Results are taken on the caller's thread.
+    An executor takes each audit (a thread; a process cannot share the network); without one, audits
+    wait for :meth:`run_here`. Results are taken on the caller's thread, in the order of the calls,
+    whichever worker is done first.
 
-    Results leave in the order of the calls, whichever worker is done first; a result waits until
-    all earlier ones are in. The monitor's test is sequential: it bounds the probability that the
-    evidence *ever* reaches the alarm, provided that nothing about an audit's outcome decides when
-    it is counted. Were results taken as they come, audits that violate and happen to finish first
-    would be counted before the kept promises of earlier calls, and raise an alarm on a selection.
-    For the same reason an audit that raises is tried again and never skipped; until it succeeds
-    the monitor is blind, and full compute runs.
+    For the monitor's test is sequential: it bounds the probability that the evidence *ever* reaches
+    the alarm, provided that no audit's outcome decides when it is counted. Were results taken as
+    they come, violations that happen to finish first would be counted before the kept promises of
+    earlier calls, and raise an alarm on a selection. So an audit that raises is tried again and
+    never skipped; until it succeeds the monitor is blind.
 
     Args:
         executor: say ``ThreadPoolExecutor(1)``; on a GPU audits run on a stream of their own.
@@ -105,49 +166,39 @@ class Shadow:
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._jobs: deque[Job] = deque()
+        self._queue: deque[Pending] = deque()
         self._dead: str | None = None
 
     def __len__(self) -> int:
-        return len(self._jobs)
+        return len(self._queue)
 
     @property
     def blind(self) -> str | None:
         """Why nobody is watching, or None."""
         if self._dead is not None:
             return f"no audits: the audit worker died ({self._dead}); give it a new executor"
-        if len(self._jobs) >= BACKLOG:
+        if len(self._queue) >= BACKLOG:
             return (
-                f"no audits: {len(self._jobs)} wait; run audit() between calls, give another "
+                f"no audits: {len(self._queue)} wait; run audit() between calls, give another "
                 "executor, or lower the rate"
             )
         return None
 
-    def submit(self, call: str, work: Callable[[], float | None]) -> None:
+    def submit(self, call: str, work: Work) -> None:
         """Queue an audit; never raises, and never runs it."""
-        job = Job(call, self._in_stream(work))
-        self._jobs.append(job)
-        self._hand_over(job)
+        audit = Pending(call, work)
+        if self._stream is not None:
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(torch.cuda.current_stream(self._device))
+            audit.run = partial(_in_stream, self._stream, copied, work)
+        self._queue.append(audit)
+        self._hand_over(audit)
 
-    def _in_stream(self, work: Callable[[], float | None]) -> Callable[[], float | None]:
-        if self._stream is None:
-            return work
-        stream = self._stream
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(torch.cuda.current_stream(self._device))
-
-        def run() -> float | None:
-            with torch.cuda.stream(stream):
-                stream.wait_event(copied)
-                return work()
-
-        return run
-
-    def _hand_over(self, job: Job) -> None:
+    def _hand_over(self, audit: Pending) -> None:
         if self.executor is None:
             return
         try:
-            job.future = self.executor.submit(job.run)
+            audit.future = self.executor.submit(audit.run)
         except Exception as error:  # shut down, or its thread cannot be started
             self._lose(error)
 
@@ -155,135 +206,57 @@ class Shadow:
         """The worker is gone. Its audits stay in the queue; none is lost."""
         self._dead = f"{type(error).__name__}: {error}"
         self.executor = None
-        for job in self._jobs:
-            if job.future is not None and (job.future.cancel() or _failed(job.future)):
-                job.future = None
+        for audit in self._queue:
+            if audit.future is not None and (audit.future.cancel() or audit.failure):
+                audit.future = None
         log_once(str(self.blind))
 
     def revive(self, executor: Executor) -> None:
         """Go on with another worker; audits that waited are handed to it."""
         self._dead, self.executor = None, executor
-        for job in list(self._jobs):
-            if job.future is None or not job.future.done():  # it may hang in the old worker
-                self._hand_over(job)
+        for audit in list(self._queue):
+            if audit.future is None or not audit.future.done():  # it may hang in the old worker
+                self._hand_over(audit)
 
-    def collect(self) -> list[tuple[str, float | None]]:
-        """Results that are ready, as (call, excess), in the order of the calls.
-
-        Waits for nothing: what is ready behind an audit that is not stays for a later time.
-        """
-        failed = [_failed(job.future) for job in self._jobs if job.future is not None]
-        failures = [error for error in failed if error is not None]
+    def collect(self) -> Results:
+        """Results that are ready, in the order of the calls; waits for nothing."""
+        failures = [audit.failure for audit in self._queue if audit.failure is not None]
         if failures:
             self._lose(failures[0])
-        ready: list[tuple[str, float | None]] = []
-        while self._jobs and self._jobs[0].finished:
-            job = self._jobs.popleft()
-            assert job.future is not None
-            ready.append((job.call, job.future.result()))
+        ready: Results = []
+        while self._queue and self._queue[0].finished:
+            audit = self._queue.popleft()
+            assert audit.future is not None
+            ready.append((audit.call, audit.future.result()))
         return ready
 
-    def run_here(self, *, all_of_them: bool = False) -> list[tuple[str, float | None]]:
-        """Run what waits on this thread; results as from :meth:`collect`.
+    def run_here(self, *, all_of_them: bool = False) -> Results:
+        """Run what waits on this thread, with ``all_of_them`` also what a worker is at.
 
         An audit that raises stays in the queue and the monitor is blind; nothing escapes.
-
-        Args:
-            all_of_them: run audits that are under way in a worker, too.
         """
         ready = self.collect()
-        for job in self._jobs:
-            if job.finished:
+        for audit in self._queue:
+            under_way = audit.future is not None and not audit.future.cancel()
+            if audit.finished or (under_way and not all_of_them):
                 continue
-            if job.future is not None and not job.future.cancel() and not all_of_them:
-                continue  # under way in the worker
-            job.future = None
+            audit.future = None
             try:
-                excess = job.run()
+                excess = audit.run()
             except Exception as error:
                 self._lose(error)
                 break  # what is behind it could not leave
-            job.future = Future()
-            job.future.set_result(excess)
+            audit.future = Future()
+            audit.future.set_result(excess)
         ready += self.collect()
-        if not self._jobs:
+        if not self._queue:
             self._dead = None
         return ready
 
-    def finish(self, patience: float = 60.0) -> list[tuple[str, float | None]]:
-        """Results of every audit that can be finished: the worker's, within some seconds, and
-        then those that wait, on this thread.
+    def finish(self, patience: float = 60.0) -> Results:
+        """Results of every audit that can be finished, by the worker within some seconds or here.
 
         A worker that hangs would hold back all results after its own: its audit runs here, too.
         """
-        wait([job.future for job in self._jobs if job.future is not None], timeout=patience)
+        wait([audit.future for audit in self._queue if audit.future], timeout=patience)
         return self.run_here(all_of_them=True)
-
-
-def _failed(future: Future[float | None]) -> BaseException | None:
-    """Why a future that is done has no result, or None."""
-    if not future.done():
-        return None
-    try:
-        return future.exception()
-    except CancelledError as error:
-        return error
-
-
-def audit_metric(certificate: Certificate, metric: Metric | None) -> Metric:
-    """The metric of a certificate, by its name or as given.
-
-    Raises:
-        InputError: it is not one of Muninn's own and was not given, or another one was.
-    """
-    if metric is None:
-        try:
-            return resolve(certificate.metric)[1]
-        except InputError as error:
-            raise InputError(
-                f"the certificate's metric is {certificate.metric!r}, which is not one of "
-                f"{', '.join(METRICS)} or executed:N; pass the function as metric="
-            ) from error
-    if metric_name(metric) != certificate.metric:
-        raise InputError(
-            f"the certificate's metric is {certificate.metric!r}, got {metric_name(metric)!r}"
-        )
-    return metric
-
-
-def audit_tolerance(certificate: Certificate, tolerance: Tolerance | None) -> Tolerance:
-    """The tolerance of a certificate, its number or the function as given.
-
-    Raises:
-        InputError: the function is missing, or is not the certificate's.
-    """
-    if certificate.tolerance is not None and tolerance is None:
-        return certificate.tolerance
-    given = metric_name(tolerance) if callable(tolerance) else tolerance
-    if given is None or given not in (certificate.tolerance, certificate.tolerance_name):
-        raise InputError(
-            "the certificate's tolerance is "
-            f"{certificate.tolerance_name or certificate.tolerance!r}, got {given!r}; pass the "
-            "function it was calibrated with as tolerance="
-        )
-    assert tolerance is not None
-    return tolerance
-
-
-def audit_reference(certificate: Certificate, own: Planner, reference: Planner | None) -> Planner:
-    """The planner whose full compute is the truth of a certificate.
-
-    Raises:
-        CertificateError: the certificate names another one.
-    """
-    if reference is None:
-        if certificate.reference is not None:
-            raise CertificateError(
-                "the certificate was measured against a reference planner; pass it as reference="
-            )
-        return own
-    if reference.identity() != (certificate.reference or certificate.identity):
-        raise CertificateError(
-            "reference is not the planner that the certificate was measured against; pass that one"
-        )
-    return reference

@@ -1,7 +1,7 @@
 """Telemetry: one JSON line per planning call, and counters in Prometheus' text format.
 
-Nothing here may disturb a control loop. A disk that is full or gone costs lines, never a call:
-what was lost is counted, said in the log once it can be written again, and exported as a metric.
+Nothing here may disturb a control loop. A disk that is full or gone costs lines, never a call: the
+log counts lost lines, says so once it can be written again, and exports the count as a metric.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import contextlib
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,6 @@ class JsonLines:
     Args:
         path: file to append to; its folder is made when it is first written.
         limit: size in bytes beyond which the file becomes ``path.1``, that ``path.2``, and so on.
-            None never rotates.
         keep: rotated files that are kept.
 
     Attributes:
@@ -41,16 +43,14 @@ class JsonLines:
         if (limit is not None and limit < 1) or keep < 0:
             raise InputError(f"need limit >= 1 byte and keep >= 0 files, got {limit} and {keep}")
         self.path = Path(path)
-        self.lost = 0
         self._limit = limit
         self._keep = keep
-        self._unsaid = 0
+        self.lost = self._unsaid = 0
 
     def append(self, entry: dict[str, Any], *, sync: bool = False) -> bool:
         """Write one line; False, and counted, if it could not be written. Never raises.
 
-        A line outlives the process. With ``sync`` it, and all before it, outlive a power cut; that
-        waits for the disk.
+        With ``sync`` it waits for the disk: this line, and all before it, outlive a power cut.
         """
         try:
             line = json.dumps(plain(entry), allow_nan=False) + "\n"
@@ -67,43 +67,31 @@ class JsonLines:
     def _write(self, data: bytes, sync: bool) -> None:
         """All of ``data`` at the end of the file, or an OSError and the file as before."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, _APPEND, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if self._limit is not None and size and size + len(data) > self._limit:
-                os.close(descriptor)
-                descriptor = -1
-                self._rotate()
-                return self._write(data, sync)
-            # A line cut short by a power loss must not swallow this one.
-            if size and _last_byte(descriptor) != b"\n":
-                data = b"\n" + data
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if self._limit is not None and size and size + len(data) > self._limit:
+            self._rotate()
+        with os.fdopen(os.open(self.path, _APPEND, 0o644), "ab+", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:  # a line cut short by a power loss must not swallow this one
+                file.seek(-1, os.SEEK_END)
+                data = data if file.read(1) == b"\n" else b"\n" + data
             try:
-                if os.write(descriptor, data) != len(data):
+                if os.write(file.fileno(), data) != len(data):
                     raise OSError("the disk took only a part of the line")
                 if sync:
-                    os.fsync(descriptor)
+                    os.fsync(file.fileno())
             except OSError:
                 with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, size)
+                    os.ftruncate(file.fileno(), size)
                 raise
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
 
     def _rotate(self) -> None:
-        old = [self.path.with_name(f"{self.path.name}.{i}") for i in range(1, self._keep + 1)]
-        names = [self.path, *old]
-        for older, newer in zip(reversed(names[1:]), reversed(names[:-1]), strict=True):
+        old = [self.path.with_name(f"{self.path.name}.{i + 1}") for i in range(self._keep)]
+        for newer, older in reversed(list(pairwise([self.path, *old]))):
             if newer.exists():
                 os.replace(newer, older)
         if not self._keep:
             self.path.unlink()
-
-
-def _last_byte(descriptor: int) -> bytes:
-    os.lseek(descriptor, -1, os.SEEK_END)
-    return os.read(descriptor, 1)
 
 
 def read_lines(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -154,35 +142,67 @@ def render(samples: Iterable[Sample]) -> str:
         groups.setdefault(f"muninn_{sample.name}{suffix}", []).append(sample)
     lines = []
     for name, group in groups.items():
-        explained = group[0].help.replace("\\", r"\\").replace("\n", r"\n")
-        lines += [f"# HELP {name} {explained}", f"# TYPE {name} {group[0].kind}"]
+        lines += [f"# HELP {name} {_escape(group[0].help)}", f"# TYPE {name} {group[0].kind}"]
         for sample in group:
-            inside = ",".join(f'{key}="{_escape(text)}"' for key, text in sample.labels.items())
-            labels = f"{{{inside}}}" if inside else ""
-            lines.append(f"{name}{labels} {_number(sample.value)}")
+            quoted = {key: _escape(text).replace('"', r"\"") for key, text in sample.labels.items()}
+            inside = ",".join(f'{key}="{text}"' for key, text in quoted.items())
+            lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {_number(sample.value)}")
     return "".join(line + "\n" for line in lines)
 
 
 def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return text.replace("\\", r"\\").replace("\n", r"\n")
 
 
 def _number(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(int(value)) if float(value).is_integer() else repr(float(value))
+    if math.isfinite(value):
+        return repr(int(value)) if float(value).is_integer() else repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def serve_metrics(
+    text: Callable[[], str], port: int = 9464, host: str = "127.0.0.1"
+) -> ThreadingHTTPServer:
+    """Answer GET /metrics with ``text()`` from a daemon thread; ``shutdown()`` stops it.
+
+    Args:
+        text: renders the metrics, see :func:`render`; if it raises, the answer is status 500.
+        port: 0 picks a free one, then in ``server.server_address``.
+        host: local only by default: the endpoint has no authentication.
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                self.send_error(404, "only /metrics is here")
+                return
+            try:
+                body = text().encode()
+            except Exception as error:
+                self.send_error(500, f"metrics could not be rendered: {type(error).__name__}")
+                return
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Silent: a scrape every few seconds is no news."""
+
+    server = ThreadingHTTPServer((host, port), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True, name="muninn-metrics").start()
+    return server
 
 
 class Telemetry:
     """Writes a line per planning call and keeps the counters of a process.
 
     Args:
-        log: where lines go; None counts only.
+        log: where lines go, ordered by ``sequence``; None counts only.
         robot: name of this robot.
-        clock: wall clock for people. Lines are ordered by ``sequence``; a clock that jumps back is
-            counted and changes nothing else.
+        clock: wall clock for people; jumps back are counted and change nothing else.
     """
 
     def __init__(
@@ -200,8 +220,7 @@ class Telemetry:
 
     def observe(self, record: Record, **more: Any) -> None:
         """Count a call and write its line; ``more`` is added to the line. Never raises."""
-        now = self._clock()
-        counts = self._counts
+        now, counts = self._clock(), self._counts
         counts["clock_jumps"] += now < self._latest
         self._latest = now
         counts["calls"] += 1
@@ -210,31 +229,18 @@ class Telemetry:
         counts["seconds"] += record.seconds
         counts["fallbacks"] += record.fallbacks
         if self._log is not None:
-            self._log.append(
-                {
-                    "kind": "call",
-                    "robot": self.robot,
-                    "sequence": int(counts["calls"]),
-                    "time": now,
-                    "seconds": record.seconds,
-                    "evaluations": record.evaluations,
-                    "estimate": record.estimate,
-                    "bound": record.bound,
-                    "rank": record.rank,
-                    "fallback": record.fallback,
-                    **more,
-                }
-            )
+            names = ("seconds", "evaluations", "estimate", "bound", "rank", "fallback")
+            line = {"kind": "call", "robot": self.robot, "sequence": int(counts["calls"])}
+            known = {name: getattr(record, name) for name in names}
+            self._log.append({**line, "time": now, **known, **more})
 
     def samples(self) -> list[Sample]:
         """Counters for :func:`render`."""
-        labels = {"robot": self.robot}
-        found = [
-            Sample(name, "counter", self._counts[name], explained, labels)
+        counts = {**self._counts, "lines_lost": 0 if self._log is None else self._log.lost}
+        return [
+            Sample(name, "counter", counts[name], explained, {"robot": self.robot})
             for name, explained in _COUNTERS.items()
         ]
-        lost = 0 if self._log is None else self._log.lost
-        return [*found, Sample("lines_lost", "counter", lost, "Log lines not written.", labels)]
 
 
 _COUNTERS = {
@@ -244,4 +250,5 @@ _COUNTERS = {
     "seconds": "Time spent planning.",
     "fallbacks": "Trajectories planned with full compute instead.",
     "clock_jumps": "Times the wall clock went backwards.",
+    "lines_lost": "Log lines not written.",
 }

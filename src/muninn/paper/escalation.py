@@ -9,8 +9,8 @@ defaults and :func:`muninn.loop.escalated.certify_escalated`.
 from __future__ import annotations
 
 from muninn.errors import InputError
-from muninn.loop.escalation import VARIANTS, Escalation, Mode, Source
-from muninn.loop.programs import Job, Plans, Screen, draw, screened
+from muninn.loop.escalation import VARIANTS, Escalation, Mode, PlanSource
+from muninn.loop.request import Reply, Request, Screen, draw, screened
 from muninn.model.schedule import FloatArray
 from muninn.paper.policy import PaperRecord, ProbedPlanner
 from muninn.record import Record
@@ -76,18 +76,18 @@ class PaperPrograms:
         self.resampled = resampled
         self.screen = screen
 
-    def run(self, job: Job) -> Plans:
-        """Plan a job; full compute is the published policy's own, with nothing reused."""
-        policy = self._policy(job.source)
-        context, noise = draw(policy.planner, job)
+    def run(self, request: Request) -> Reply:
+        """Plan a request; full compute is the published policy's own, with nothing reused."""
+        policy = self._policy(request.source)
+        context, noise = draw(policy.planner, request)
         trajectories, record = policy(context, noise=noise)
-        return screened(trajectories, record, self.screen, job.context)
+        return screened(trajectories, record, self.screen, request.context)
 
-    def most_evaluations(self, source: Source | int) -> int:
+    def most_evaluations(self, source: PlanSource | int) -> int:
         """Every step: a gate may never open."""
         return len(self._policy(source).planner.sampler)
 
-    def _policy(self, source: Source | int) -> ProbedPlanner:
+    def _policy(self, source: PlanSource | int) -> ProbedPlanner:
         if source == "cached":
             return self.cached
         if source == "resampled":

@@ -16,7 +16,7 @@ from muninn.certify.metrics import rms_step
 from muninn.certify.paired import call_seed
 from muninn.errors import InputError
 from muninn.loop.escalation import Needs
-from muninn.loop.programs import Job, Plans
+from muninn.loop.request import Reply, Request
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_all, fly_one
 from muninn_bench.studies.closed_loop.loop import Flight, SimulatedWorker, fly
 from muninn_bench.studies.closed_loop.methods import METHODS, find_method, needs, supervisor
@@ -115,7 +115,7 @@ def test_escalation_damps_asks_for_samples_and_counts_their_time() -> None:
 
 
 def test_what_planning_raises_is_raised_not_held() -> None:
-    def broken(program: str, job: Job) -> Plans:
+    def broken(program: str, job: Request) -> Reply:
         raise RuntimeError("the network is gone")
 
     robot = PointPlatform()
@@ -219,7 +219,7 @@ def test_planning_in_batches_really_batches() -> None:
     sizes: list[int] = []
     inner = programs.plan_all
 
-    def watched(asked: list[tuple[str, Job]]) -> list[Plans]:
+    def watched(asked: list[tuple[str, Request]]) -> list[Reply]:
         sizes.append(len(asked))
         return inner(asked)
 
@@ -242,7 +242,7 @@ def test_an_error_in_one_episode_or_in_the_planner_ends_the_batch() -> None:
     with pytest.raises(OSError, match="no space left"):
         fly_all(programs, tickets, cases.trace(), cases.METRIC, unkept, live=3)
 
-    def broken(asked: object) -> list[Plans]:
+    def broken(asked: object) -> list[Reply]:
         raise RuntimeError("the network is gone")
 
     programs.plan_all = broken  # type: ignore[method-assign, assignment]

@@ -11,7 +11,7 @@ import closed_loop_cases as cases
 import loop_cases
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.errors import InputError
-from muninn.loop.programs import Job
+from muninn.loop.request import Request
 from muninn_bench.measure.alternatives import Alternative, deviations
 from muninn_bench.measure.matched import allowed_share
 from muninn_bench.platform import position_metric
@@ -60,4 +60,4 @@ def test_without_them_nothing_is_timed_and_their_method_says_what_to_do() -> Non
         job.program for job in measure_trace(without, contexts, 1, progress=False).jobs
     }
     with pytest.raises(InputError, match=r"tuned by `muninn-bench fly --study`"):
-        without.plan("fewsteps", Job("cached", contexts[:1], (0,)))
+        without.plan("fewsteps", Request("cached", contexts[:1], (0,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from muninn_bench.report.tables import markdown_table
 
 ROOT = Path(__file__).parents[3]
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -21,43 +23,30 @@ def result() -> dict[str, Any]:
 
 
 def test_readme_shows_the_table_of_the_result(result: dict[str, Any]) -> None:
-    table = markdown_table(result)
-    readme = (ROOT / "README.md").read_text()
-    assert table in readme, f"put this table into README.md:\n{table}"
-    assert readme.count("| method | evaluations |") == 1
+    shown = ("full", "muninn", "fewsteps", "dpmsolver", "taylor")
+    table = markdown_table(result, shown)
+    assert table in README, f"put this table into README.md:\n{table}"
+    assert len(table.splitlines()) - 2 <= 5
+    closest = min(result["methods"][2:], key=lambda method: method["deviation_p95"])
+    assert closest["name"] in shown and closest["tuned"] is not None
 
 
 def test_readme_says_of_the_demo_what_the_result_says(result: dict[str, Any]) -> None:
-    readme = (ROOT / "README.md").read_text()
     for words in (
-        f"**{result['speedup']:.1f} times faster than Full**",
+        f"{result['speedup']:.1f} times faster",
         f"{result['timed_calls']} calls each",
         f"{result['test_calls']} held-out calls",
-        f"**at most {result['risk']:.0%} of\ncalls deviate by more than {result['tolerance']:g}**",
+        f"at most {result['risk']:.0%} of calls",
+        f"more than {result['tolerance']:g}",
     ):
-        assert words in readme, f"README.md does not say {words!r}"
+        assert words in " ".join(README.split()), f"README.md does not say {words!r}"
 
 
-def test_only_tuned_alternatives_are_shown() -> None:
-    method = {
-        "evaluations_mean": 11.0, "latency_ms_p50": 100.4, "latency_ms_p99": 130.0,
-        "deviation_p95": 0.00312, "violation_rate": 0.5, "violation_ci95": [0.41, 0.59],
-        "task_success": 1.0,
-    }  # fmt: skip
-    own = "**11** | **100** | **130** | **0.0031** | **50.0%** (41.0 to 59.0)"
-    tuned = {"order": 2, "spacing": "t ~ u^1.5", "timesteps": [99, 0], "excess": 1.2, "calls": 16}
-    methods = [
-        {**method, "name": "full", "tuned": None},
-        {**method, "name": "muninn", "tuned": None},
-        {**method, "name": "fewsteps"},
-        {**method, "name": "dpmsolver", "tuned": tuned},
-    ]
-    table = markdown_table({"tolerance": 0.002, "methods": methods})
-    assert table.splitlines()[2:] == [
-        "| Full (your sampler) | 11 | 100 | 130 | 0 | 0% | 100% |",
-        f"| **Muninn** | {own} | 100% |",
-        "| DPM-Solver++, order 2 | 11 | 100 | 130 | 0.0031 | 50.0% (41.0 to 59.0) | 100% |",
-    ]
+def test_the_first_screen_is_short() -> None:
+    first, _, _ = README.partition("\n## ")
+    prose = re.sub(r"```.*?```|^\|.*?$|!\[.*?\]\(.*?\)|^#.*?$", "", first, flags=re.DOTALL | re.M)
+    assert len(prose.split()) <= 150, len(prose.split())
+    assert sum(line.startswith("| ") for line in first.splitlines()) <= 6  # headings and five rows
 
 
 @pytest.mark.parametrize("teacher", ["unet", "transformer"])
@@ -65,7 +54,7 @@ def test_the_step_size_error_is_that_of_its_file(teacher: str) -> None:
     with (ROOT / f"results/maze2d/step_size_{teacher}.csv").open(newline="") as stream:
         found = {int(row["order"]): row for row in csv.DictReader(stream)}
     shown = f"[{float(found[2]['deviation_p50']):.4f}](results/maze2d/step_size_{teacher}.csv)"
-    assert shown in (ROOT / "README.md").read_text()
+    assert shown in README
 
 
 def test_the_paper_page_quotes_the_tuned_solver_as_its_file_says() -> None:

@@ -245,10 +245,10 @@ def test_routes_respect_speed_acceleration_and_turn_rate() -> None:
 
 
 def test_data_do_not_depend_on_chunks_and_survive_the_file(tmp_path: Path) -> None:
-    data.main([str(tmp_path / "asv.npz"), "--count", "3", "--seed", "4", "--processes", "1"])
+    data.RECORDING.generate(tmp_path / "asv.npz", 3, seed=4, processes=1)
     stored = load_runs(tmp_path / "asv.npz")
     wanted = np.concatenate([data.make_run(4, index) for index in range(3)])
     assert np.abs(stored.frames - wanted).max() < 0.005
     assert (stored.frame_seconds, stored.position_channels, stored.state_channels) == (1.0, 2, 4)
     with pytest.raises(InputError, match="at least one run"):
-        data.generate(tmp_path / "none.npz", 0)
+        data.RECORDING.generate(tmp_path / "none.npz", 0)

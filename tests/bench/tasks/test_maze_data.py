@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from muninn_bench.networks.runs import load_runs
-from muninn_bench.tasks.maze2d.data import generate, make_run
+from muninn_bench.tasks.maze2d.data import RECORDING, make_run
 from muninn_bench.tasks.maze2d.maze import plan_is_free
 
 
@@ -28,13 +28,13 @@ def test_data_does_not_depend_on_sharding_and_resumes(
 ) -> None:
     pytest.importorskip("gymnasium_robotics")
     monkeypatch.setattr("muninn_bench.tasks.recorded.SHARD", 2)
-    generate(tmp_path / "shards.npz", count=3, seed=1, processes=1)
+    RECORDING.generate(tmp_path / "shards.npz", count=3, seed=1, processes=1)
     monkeypatch.setattr("muninn_bench.tasks.recorded.SHARD", 3)
-    generate(tmp_path / "whole.npz", count=3, seed=1, processes=1)
+    RECORDING.generate(tmp_path / "whole.npz", count=3, seed=1, processes=1)
     shards, whole = load_runs(tmp_path / "shards.npz"), load_runs(tmp_path / "whole.npz")
     np.testing.assert_array_equal(shards.frames, whole.frames)
     kept = sorted((tmp_path / "shards").rglob("*.npz"))
     stamps = [path.stat().st_mtime_ns for path in kept]
     monkeypatch.setattr("muninn_bench.tasks.recorded.SHARD", 2)
-    generate(tmp_path / "shards.npz", count=3, seed=1, processes=1)
+    RECORDING.generate(tmp_path / "shards.npz", count=3, seed=1, processes=1)
     assert stamps == [path.stat().st_mtime_ns for path in kept]

@@ -28,7 +28,7 @@ from muninn.certify.units import Episodes, PlanFunction
 from muninn.engines.runtime import Runtime
 from muninn.errors import CalibrationError, CertificateError, InputError
 from muninn.identity.arithmetic import arithmetic
-from muninn.loop.programs import CertifiedPrograms, Job, accept_all
+from muninn.loop.request import CertifiedPrograms, Request, accept_all
 from muninn.model.planner import Planner
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
@@ -200,7 +200,7 @@ def test_full_compute_of_another_engine_is_the_eager_one(plain_made: Certificate
 
 def test_every_member_of_the_family_is_full_compute_under_autocast(plain_made: Certificate) -> None:
     programs = CertifiedPrograms(cache(planner(), plain_made, on_mismatch="full"), accept_all)
-    job = Job(1, contexts(1), (5,))
+    job = Request(1, contexts(1), (5,))
     assert plain_made.member > 1 and programs.run(job).record.fallbacks == 0
     with half():
         plans = programs.run(job)

@@ -20,10 +20,9 @@ from muninn.certify.calibrate import calibrate
 from muninn.certify.metrics import rms_step
 from muninn.certify.risk import choose_member
 from muninn.errors import InputError
-from muninn.loop.deadline import DeadlinePlanner, LatencyLog
+from muninn.loop.deadline import DeadlinePlanner, LatencyLog, Times, Timing, machine, measure_times
 from muninn.loop.escalation import Needs
-from muninn.loop.programs import CertifiedPrograms, Job, accept_all
-from muninn.loop.times import Times, Timing, machine, measure_times
+from muninn.loop.request import CertifiedPrograms, Request, accept_all
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Adaptive, Everywhere, Family
 
@@ -157,7 +156,7 @@ def test_an_answer_is_in_time_certified_and_of_this_call(seconds: float, seed: i
     if answer.member == 0:
         assert torch.equal(answer.plan[None], planner.sample(CONTEXT, noise=noise))
     else:
-        same = plan.programs.run(Job(answer.member, CONTEXT, (seed,)))
+        same = plan.programs.run(Request(answer.member, CONTEXT, (seed,)))
         assert torch.equal(answer.plan, same.trajectories[0])
 
 
@@ -215,9 +214,9 @@ def test_members_that_were_not_measured_are_never_run() -> None:
 def test_members_beyond_the_certified_one_are_refused() -> None:
     programs = cases.programs()
     with pytest.raises(InputError, match="not certified"):
-        programs.run(Job(programs.member + 1, CONTEXT, (0,)))
+        programs.run(Request(programs.member + 1, CONTEXT, (0,)))
     with pytest.raises(InputError, match="one row"):
-        programs.run(Job("cached", cases.starts(2, 0), (0,)))
+        programs.run(Request("cached", cases.starts(2, 0), (0,)))
 
 
 def test_even_the_worst_choice_of_a_member_keeps_the_promise() -> None:
@@ -244,7 +243,7 @@ def test_a_call_may_choose_among_full_compute_and_all_members_up_to_the_certifie
     assert list(programs.members()) == [0, 1, 2]
     planner = programs.fast.planner
     full = planner.sample(CONTEXT, noise=planner.draw_noise(seeds=[3]))
-    plans = [programs.run(Job(k, CONTEXT, (3,))).trajectories for k in programs.members()]
+    plans = [programs.run(Request(k, CONTEXT, (3,))).trajectories for k in programs.members()]
     deviation = [float(rms_step(full, plan)[0]) for plan in plans]
     assert deviation[0] == 0.0 < deviation[1] < deviation[2]  # all on the same noise
 

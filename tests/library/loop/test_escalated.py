@@ -12,7 +12,7 @@ from muninn.certify.risk import order_statistic
 from muninn.errors import CalibrationError, InputError
 from muninn.loop.escalated import Supervise, certify_escalated
 from muninn.loop.escalation import VARIANTS, Escalation, Execute, Hold
-from muninn.loop.programs import CertifiedPrograms
+from muninn.loop.request import CertifiedPrograms
 from muninn.loop.supervisor import Command, Observation, Supervisor
 from muninn.loop.worker import InProcess
 

@@ -16,13 +16,13 @@ from muninn.errors import InputError
 from muninn.loop.escalation import (
     VARIANTS,
     Ask,
-    Call,
     Candidate,
     Escalation,
     Execute,
     Hold,
     Mode,
     Needs,
+    Stage,
     State,
     damped,
     rank_of,
@@ -46,7 +46,7 @@ machines = st.builds(
     without_full=st.sampled_from(["damp", "hold"]),
 )
 calls = st.builds(
-    Call,
+    Stage,
     seconds,
     st.builds(Needs, seconds, seconds, seconds),
     st.one_of(st.none(), candidates),
@@ -101,7 +101,7 @@ def test_a_call_without_a_signal_is_not_a_clear_one() -> None:
 
 @given(machines, modes, calls, seconds)
 def test_only_screened_plans_are_executed_and_only_in_time(
-    machine: Escalation, mode: Mode, call: Call, now: float
+    machine: Escalation, mode: Mode, call: Stage, now: float
 ) -> None:
     action = machine.step(mode, call, now)
     if isinstance(action, Hold):
@@ -126,7 +126,7 @@ def test_only_screened_plans_are_executed_and_only_in_time(
 def test_a_call_ends_after_at_most_two_asks(
     machine: Escalation, mode: Mode, deadline: float, plans: list[Candidate]
 ) -> None:
-    call, asked = Call(deadline), []
+    call, asked = Stage(deadline), []
     while isinstance(action := machine.step(mode, call, 0.0), Ask):
         asked.append(action.source)
         found: Any = tuple(plans[:4]) if action.source == "resampled" else plans[4]
@@ -139,7 +139,7 @@ def test_a_call_ends_after_at_most_two_asks(
 def test_the_smallest_estimate_among_the_feasible_is_selected(
     mode: Mode, plans: list[Candidate]
 ) -> None:
-    call = Call(1.0, cached=replace(GOOD, flaw="it hits a wall"), resampled=tuple(plans))
+    call = Stage(1.0, cached=replace(GOOD, flaw="it hits a wall"), resampled=tuple(plans))
     machine = Escalation(allowed=VARIANTS["resample+dampen"])
     action = machine.step(mode, call, 0.0)
     usable = [plan.estimate for plan in plans if plan.flaw is None]
@@ -157,7 +157,7 @@ def test_the_smallest_estimate_among_the_feasible_is_selected(
 def test_an_unknown_estimate_counts_as_the_largest() -> None:
     unknown = Candidate(math.nan, None)
     for plans, row in (((unknown, GOOD), 1), ((GOOD, unknown), 0)):
-        call = Call(1.0, cached=GOOD, resampled=plans)
+        call = Stage(1.0, cached=GOOD, resampled=plans)
         assert MACHINE.step(Mode.RESAMPLE, call, 0.0) == Execute("resampled", row, 0.5)
 
 
@@ -171,8 +171,8 @@ def test_an_unknown_estimate_counts_as_the_largest() -> None:
     ],
 )
 def test_the_interventions_of_the_paper(mode: Mode, action: object) -> None:
-    assert MACHINE.step(mode, Call(1.0), 0.0) == Ask("cached", 1)
-    assert MACHINE.step(mode, Call(1.0, cached=GOOD), 0.0) == action
+    assert MACHINE.step(mode, Stage(1.0), 0.0) == Ask("cached", 1)
+    assert MACHINE.step(mode, Stage(1.0, cached=GOOD), 0.0) == action
 
 
 @pytest.mark.parametrize(
@@ -189,20 +189,20 @@ def test_the_five_variants_of_the_study(variant: str, expected: list[float | str
     machine = Escalation(allowed=VARIANTS[variant])
     found = []
     for mode in Mode:
-        action = machine.step(mode, Call(1.0, cached=GOOD), 0.0)
+        action = machine.step(mode, Stage(1.0, cached=GOOD), 0.0)
         assert isinstance(action, Ask | Execute)
         found.append(action.factor if isinstance(action, Execute) else action.source)
     assert found == expected
 
 
 def test_an_override_is_executed_as_it_is_and_only_if_it_passes_the_screen() -> None:
-    call = Call(1.0, cached=GOOD, full=GOOD)
+    call = Stage(1.0, cached=GOOD, full=GOOD)
     assert MACHINE.step(Mode.FULL, call, 0.0) == Execute("full", 0, 1.0)
     assert MACHINE.step(Mode.FULL, replace(call, full=FLAWED), 0.0) == Hold("it hits a wall")
 
 
 def test_an_override_that_does_not_fit() -> None:
-    call = Call(1.0, Needs(full=0.9), cached=GOOD)
+    call = Stage(1.0, Needs(full=0.9), cached=GOOD)
     certified = MACHINE.step(Mode.FULL, call, 0.5)
     assert certified == Execute("cached", 0, 0.5, "full compute needs 0.9 s and 0.5 s are left")
     paper = replace(MACHINE, without_full="hold").step(Mode.FULL, call, 0.5)
@@ -211,7 +211,7 @@ def test_an_override_that_does_not_fit() -> None:
 
 
 def test_without_time_to_resample_the_damped_plan_is_executed_if_it_passes_the_screen() -> None:
-    call = Call(1.0, Needs(resampled=2.0), cached=GOOD)
+    call = Stage(1.0, Needs(resampled=2.0), cached=GOOD)
     action = MACHINE.step(Mode.RESAMPLE, call, 0.0)
     assert action == Execute("cached", 0, 0.5, "resampling needs 2 s and 1 s are left")
     held = MACHINE.step(Mode.RESAMPLE, replace(call, cached=FLAWED), 0.0)
@@ -220,19 +220,19 @@ def test_without_time_to_resample_the_damped_plan_is_executed_if_it_passes_the_s
 
 
 def test_a_flawed_plan_is_replaced_by_candidates_where_that_is_allowed() -> None:
-    call = Call(1.0, cached=FLAWED)
+    call = Stage(1.0, cached=FLAWED)
     assert MACHINE.step(Mode.NOMINAL, call, 0.0) == Ask("resampled", 4)
     alone = Escalation(allowed=VARIANTS["muninn-only"])
     assert alone.step(Mode.NOMINAL, call, 0.0) == Hold("it hits a wall")
 
 
 def test_full_compute_in_the_certified_programs_place_needs_no_escalation() -> None:
-    call = Call(1.0, cached=Candidate(0.3, None, full=True))
+    call = Stage(1.0, cached=Candidate(0.3, None, full=True))
     assert MACHINE.step(Mode.FULL, call, 0.0) == Execute("cached", 0, 1.0)
 
 
 def test_an_alarm_means_full_compute_or_nothing() -> None:
-    call = Call(1.0, alarm="the risk is too high")
+    call = Stage(1.0, alarm="the risk is too high")
     assert MACHINE.step(Mode.NOMINAL, call, 0.0) == Ask("full", 1)
     done = MACHINE.step(Mode.NOMINAL, replace(call, full=GOOD), 0.9)
     assert done == Execute("full", 0, 1.0, "the risk is too high")
@@ -242,11 +242,11 @@ def test_an_alarm_means_full_compute_or_nothing() -> None:
 
 
 def test_nothing_is_begun_that_cannot_be_ended_in_time() -> None:
-    held = MACHINE.step(Mode.NOMINAL, Call(1.0, Needs(cached=0.3)), 0.8)
+    held = MACHINE.step(Mode.NOMINAL, Stage(1.0, Needs(cached=0.3)), 0.8)
     assert held == Hold("planning needs 0.3 s and 0.2 s are left")
-    late = MACHINE.step(Mode.NOMINAL, Call(1.0, cached=GOOD), 1.5)
+    late = MACHINE.step(Mode.NOMINAL, Stage(1.0, cached=GOOD), 1.5)
     assert late == Hold("the deadline passed 0.5 s ago")
-    assert isinstance(MACHINE.step(Mode.NOMINAL, Call(math.nan, cached=GOOD), 0.0), Hold)
+    assert isinstance(MACHINE.step(Mode.NOMINAL, Stage(math.nan, cached=GOOD), 0.0), Hold)
 
 
 # -- around it ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from loop_cases import Scripted, VirtualClock, VirtualRunner
 from muninn.certify.cached import cache
 from muninn.errors import InputError
 from muninn.loop.escalation import VARIANTS, Escalation, Execute, Hold, Mode, Needs, State
-from muninn.loop.programs import CertifiedPrograms, accept_all
+from muninn.loop.request import CertifiedPrograms, accept_all
 from muninn.loop.supervisor import Command, Observation, Supervisor
 from muninn.loop.worker import InProcess
 

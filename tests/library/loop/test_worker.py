@@ -11,9 +11,9 @@ import pytest
 import loop_cases as cases
 from muninn.errors import InputError, MuninnError
 from muninn.loop.escalation import Escalation, Execute, Hold
-from muninn.loop.programs import Job, Plans
+from muninn.loop.request import Reply, Request
 from muninn.loop.supervisor import Observation, Supervisor
-from muninn.loop.worker import Failure, WorkerProcess
+from muninn.loop.worker import WorkerProcess
 
 LOAD = 120.0  # seconds in which a loaded machine starts a process
 
@@ -25,33 +25,33 @@ def worker() -> Iterator[WorkerProcess]:
         yield process
 
 
-def _ask(worker: WorkerProcess, order: object, seconds: float = LOAD) -> Plans | Failure:
-    return worker.ask(Job("cached", order, (1,)), worker.clock() + seconds)
+def _ask(worker: WorkerProcess, order: object, seconds: float = LOAD) -> Reply | str:
+    return worker.ask(Request("cached", order, (1,)), worker.clock() + seconds)
 
 
 @pytest.mark.slow
 def test_the_life_of_a_worker(worker: WorkerProcess) -> None:
     plans = _ask(worker, "plan")
-    assert isinstance(plans, Plans)
+    assert isinstance(plans, Reply)
     assert plans.trajectories[0, 0, 0] == worker.pid != os.getpid()
 
-    assert _ask(worker, "raise") == Failure("RuntimeError: no route")
+    assert _ask(worker, "raise") == "RuntimeError: no route"
     unsendable = _ask(worker, lambda: None)
-    assert isinstance(unsendable, Failure)
-    assert "cannot be sent" in unsendable.reason
+    assert isinstance(unsendable, str)
+    assert "cannot be sent" in unsendable
 
     first = worker.pid
     hung = _ask(worker, "sleep", 0.05)  # patience 0: replaced at once
-    assert hung == Failure("the planner's process hangs; it is being replaced")
+    assert hung == "the planner's process hangs; it is being replaced"
     assert worker.pid != first
     worker.wait_until_ready(LOAD)
     again = _ask(worker, "plan")
-    assert isinstance(again, Plans)
+    assert isinstance(again, Reply)
     assert again.trajectories[0, 0, 0] == worker.pid
 
     died = _ask(worker, "die")
-    assert isinstance(died, Failure)
-    assert "died" in died.reason
+    assert isinstance(died, str)
+    assert "died" in died
     assert worker.replaced == 2
 
 
@@ -83,8 +83,8 @@ def test_a_large_job_does_not_block_the_robot() -> None:
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGSTOP)
         found = _ask(worker, "x" * 50_000_000, 0.5)  # more than any pipe holds
-        assert isinstance(found, Failure)
-        assert "could not be sent" in found.reason
+        assert isinstance(found, str)
+        assert "could not be sent" in found
 
 
 def test_a_planner_that_cannot_be_built_is_said_and_not_tried_forever() -> None:
@@ -92,14 +92,14 @@ def test_a_planner_that_cannot_be_built_is_said_and_not_tried_forever() -> None:
         with pytest.raises(MuninnError, match=r"missing\.safetensors"):
             worker.wait_until_ready(LOAD)
         found = _ask(worker, "plan")
-        assert isinstance(found, Failure)
-        assert "missing.safetensors" in found.reason
+        assert isinstance(found, str)
+        assert "missing.safetensors" in found
         assert worker.replaced == 0
 
 
 def test_a_planner_that_is_still_loading_holds() -> None:
     with WorkerProcess(cases.obedient) as worker:
         found = _ask(worker, "plan", 0.0)
-        assert found == Failure("the planner is still loading")
+        assert found == "the planner is still loading"
         with pytest.raises(InputError, match="patience"):
             WorkerProcess(cases.obedient, patience=-1.0)

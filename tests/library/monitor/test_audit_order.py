@@ -115,7 +115,7 @@ def test_threads_that_finish_in_any_order() -> None:
             shadow.submit(str(place), lambda place=place: audit(place))  # type: ignore[misc]
         for place in sorted(range(len(OUTCOMES)), key=lambda place: -OUTCOMES[place]):
             gates[place].set()
-            future = shadow._jobs[place - len(found)].future if place >= len(found) else None
+            future = shadow._queue[place - len(found)].future if place >= len(found) else None
             if future is not None:
                 future.result(60.0)
             found += shadow.collect()
@@ -180,10 +180,10 @@ def raising(shadow: Shadow, place: int) -> Iterator[None]:
     def broken() -> float:
         raise ZeroDivisionError("metric")
 
-    job = shadow._jobs[place]
-    work, job.run = job.run, broken
+    audit = shadow._queue[place]
+    work, audit.run = audit.run, broken
     yield
-    job.run = work
+    audit.run = work
 
 
 def test_an_audit_that_raises_is_not_skipped() -> None:

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from certify_cases import certificate
 from muninn.certify.certificate import Certificate
 from muninn.errors import CertificateError, InputError
-from muninn.monitor.audit import Audit, certificate_digest, read_audits
 from muninn.monitor.fleet import Fleet
-from muninn.monitor.monitor import Monitor
+from muninn.monitor.monitor import Audit, Monitor, certificate_digest, read_audits
 from muninn.monitor.telemetry import render
 
 ISSUED: Certificate = certificate()

@@ -291,10 +291,10 @@ def test_an_audit_that_raises_here_escapes_nowhere() -> None:
     def broken(held: object) -> float:
         raise ZeroDivisionError("metric")
 
-    work, own._shadow._jobs[0].run = own._shadow._jobs[0].run, lambda: broken(None)
+    work, own._shadow._queue[0].run = own._shadow._queue[0].run, lambda: broken(None)
     own.audit()
     assert own.reason is not None and "ZeroDivisionError" in own.reason
-    own._shadow._jobs[0].run = work
+    own._shadow._queue[0].run = work
     own.audit()
     assert own.reason is None and len(own.monitor.audits) == 1
 

@@ -17,8 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from muninn.errors import InputError
-from muninn.monitor.endpoint import serve_metrics
-from muninn.monitor.telemetry import JsonLines, Sample, Telemetry, plain, read_lines, render
+from muninn.monitor.telemetry import (
+    JsonLines,
+    Sample,
+    Telemetry,
+    plain,
+    read_lines,
+    render,
+    serve_metrics,
+)
 from muninn.record import Record
 
 

@@ -10,7 +10,7 @@ import paper_cases as cases
 from loop_cases import VirtualRunner, record
 from muninn.errors import InputError
 from muninn.loop.escalation import Hold, Mode, Needs
-from muninn.loop.programs import Job, accept_all
+from muninn.loop.request import Request, accept_all
 from muninn.loop.supervisor import Observation, Supervisor
 from muninn.paper.envelope import fit_envelope
 from muninn.paper.escalation import (
@@ -48,7 +48,7 @@ def test_published_numbers() -> None:
 
 def test_the_signal_is_rho_of_the_published_policy() -> None:
     programs = _programs()
-    plans = programs.run(Job("cached", None, (1, 2)))
+    plans = programs.run(Request("cached", None, (1, 2)))
     rho = rho_of(plans.record)
     assert plans.record.bound is not None
     np.testing.assert_allclose(rho, plans.record.bound / 0.5)
@@ -59,8 +59,8 @@ def test_the_signal_is_rho_of_the_published_policy() -> None:
 
 def test_resampled_plans_are_charged_at_a_share_of_the_risk() -> None:
     programs = _programs()
-    job = Job("cached", None, (1, 2, 3))
-    once, shared = programs.run(job), programs.run(Job("resampled", None, job.seeds))
+    job = Request("cached", None, (1, 2, 3))
+    once, shared = programs.run(job), programs.run(Request("resampled", None, job.seeds))
     # A smaller risk has larger upper bounds: the same reuse costs more of the budget.
     assert (shared.record.evaluated == once.record.evaluated).all()
     assert (rho_of(shared.record) > rho_of(once.record)).all()
@@ -71,14 +71,14 @@ def test_resampled_plans_are_charged_at_a_share_of_the_risk() -> None:
 
 def test_full_compute_is_the_planners_own() -> None:
     programs = _programs()
-    plans = programs.run(Job("full", None, (5,)))
+    plans = programs.run(Request("full", None, (5,)))
     planner = programs.cached.planner
     full = planner.sample(None, noise=planner.draw_noise(seeds=[5]))
     assert torch.equal(plans.trajectories, full)
     assert plans.record.evaluations.tolist() == [cases.STEPS]
     assert programs.most_evaluations("cached") == cases.STEPS
     with pytest.raises(InputError, match="no member"):
-        programs.run(Job(2, None, (5,)))
+        programs.run(Request(2, None, (5,)))
 
 
 def test_where_an_override_does_not_fit_the_safety_controller_acts() -> None:

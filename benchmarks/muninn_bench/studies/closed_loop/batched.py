@@ -19,7 +19,7 @@ import numpy as np
 from muninn.certify.metrics import Metric, measure
 from muninn.certify.paired import call_seed
 from muninn.loop.escalation import Needs
-from muninn.loop.programs import Job, Plans
+from muninn.loop.request import Reply, Request
 from muninn_bench.studies.closed_loop.loop import Flight, Plan, SimulatedWorker, Watcher, fly
 from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, Method, needs, supervisor
 from muninn_bench.studies.closed_loop.traces import Drawn, Latency, Trace, instant
@@ -42,12 +42,12 @@ class Pool:
     def __init__(self, programs: ClosedLoopPrograms, episodes: int, live: int) -> None:
         self._programs, self._left, self._most = programs, episodes, live
         self._changed = threading.Condition()
-        self._waiting: dict[int, tuple[str, Job, Future[Plans]]] = {}
+        self._waiting: dict[int, tuple[str, Request, Future[Reply]]] = {}
         self._closed: BaseException | None = None
 
-    def plan(self, number: int, program: str, job: Job) -> Plans:
+    def plan(self, number: int, program: str, job: Request) -> Reply:
         """The plans of an episode, once all others wait as well; raises what closed the pool."""
-        answer: Future[Plans] = Future()
+        answer: Future[Reply] = Future()
         with self._changed:
             if self._closed is not None:
                 raise self._closed
@@ -167,6 +167,6 @@ def fly_one(
     context, command = asked[drawn]
     if command.plan is None or command.seed is None:
         return replace(flight, deviation=0.0)  # a hold executes no plan, so none deviates
-    full = ask("full", Job("full", context, (command.seed,))).trajectories
+    full = ask("full", Request("full", context, (command.seed,))).trajectories
     found = measure(metric, full, command.plan[None].to(full.dtype))
     return replace(flight, deviation=float(found[0]))

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from muninn.errors import InputError
+from muninn.loop.deadline import machine
 from muninn.loop.escalation import Needs
-from muninn.loop.times import machine
 from muninn.progress import bars
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
 from muninn_bench.studies.closed_loop.loop import Flight

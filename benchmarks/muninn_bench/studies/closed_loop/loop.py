@@ -17,16 +17,15 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from muninn.loop.escalation import Execute
-from muninn.loop.programs import Job, Plans
+from muninn.loop.request import Reply, Request
 from muninn.loop.supervisor import CallReport, Command, Observation, Supervisor
-from muninn.loop.worker import Failure
 from muninn_bench.platform import Episode, Platform, Snapshot
 from muninn_bench.studies.closed_loop.traces import Latency, Timed
 
 SLICES = 10
 """Parts of a period in which the simulation is advanced, watched or not."""
 
-Plan = Callable[[str, Job], Plans]
+Plan = Callable[[str, Request], Reply]
 """``plan(program, job)``: where plans are computed, alone or in a batch with other robots'."""
 
 
@@ -55,12 +54,12 @@ class SimulatedWorker:
         """Simulated seconds."""
         return self.now
 
-    def ask(self, job: Job, until: float) -> Plans | Failure:
+    def ask(self, job: Request, until: float) -> Reply | str:
         """The plans of a job, if they come in time."""
         begins = max(self.now, self._free)
         if begins >= until:
             self.now = until
-            return Failure("no plan by the deadline: the planner is at an earlier job")
+            return "no plan by the deadline: the planner is at an earlier job"
         program = "full" if job.source == "full" else self._cheap
         began = time.perf_counter()
         try:
@@ -74,10 +73,10 @@ class SimulatedWorker:
         self.jobs.append(Timed(program, len(job.seeds), evaluations, seconds))
         self._free = begins + seconds
         self.now = min(self._free, until)
-        return plans if self._free <= until else Failure("no plan by the deadline")
+        return plans if self._free <= until else "no plan by the deadline"
 
 
-@dataclass(frozen=True)
+@dataclass
 class FlownCall(CallReport):
     """One planning call, on the simulated clock.
 
@@ -86,8 +85,8 @@ class FlownCall(CallReport):
         seed: of the noise of the plan that was executed.
     """
 
-    clearance: float
-    seed: int | None
+    clearance: float = math.nan
+    seed: int | None = None
 
     @property
     def seconds(self) -> float:

@@ -20,7 +20,7 @@ from muninn.certify.paired import call_seed
 from muninn.context import concatenate, select
 from muninn.errors import InputError
 from muninn.loop.escalation import VARIANTS, Escalation, Needs
-from muninn.loop.programs import Job, Plans, screened
+from muninn.loop.request import Reply, Request, screened
 from muninn.loop.supervisor import Supervisor
 from muninn.progress import bars
 from muninn.record import Record
@@ -33,7 +33,7 @@ from muninn_bench.studies.closed_loop.traces import Timed, Trace
 
 LEVEL, MARGIN = 0.99, 1.2
 """This quantile of recorded times, times the margin, is set aside. Not the worst, as a robot would
-with :class:`muninn.loop.times.Times`: on a shared machine the worst is the neighbours'."""
+with :class:`muninn.loop.deadline.Times`: on a shared machine the worst is the neighbours'."""
 
 ROWS = 64
 """Plans made at a time, to bound memory."""
@@ -114,11 +114,11 @@ class ClosedLoopPrograms:
         if fewer is not None:
             self._runs["fewsteps"] = fewer.run(platform.planner)
 
-    def plan(self, program: str, job: Job) -> Plans:
+    def plan(self, program: str, job: Request) -> Reply:
         """The plans of one robot, by themselves."""
         return self.plan_all([(program, job)])[0]
 
-    def plan_all(self, asked: Sequence[tuple[str, Job]]) -> list[Plans]:
+    def plan_all(self, asked: Sequence[tuple[str, Request]]) -> list[Reply]:
         """The plans of many robots, those of one program in one batch.
 
         Noise depends on seeds alone, so this equals the plans made one by one, up to how the
@@ -127,7 +127,7 @@ class ClosedLoopPrograms:
         Raises:
             InputError: a program is asked for that was not prepared.
         """
-        found: dict[int, Plans] = {}
+        found: dict[int, Reply] = {}
         unknown = {name for name, _ in asked} - set(self._runs)
         if unknown:
             raise InputError(
@@ -140,7 +140,7 @@ class ClosedLoopPrograms:
                 found.update(zip(chunk, self._batch(run, list(chunk.values())), strict=True))
         return [found[place] for place in range(len(asked))]
 
-    def _batch(self, run: Run, jobs: list[Job]) -> list[Plans]:
+    def _batch(self, run: Run, jobs: list[Request]) -> list[Reply]:
         contexts = [select(job.context, torch.zeros(len(job.seeds)).long()) for job in jobs]
         seeds = [seed for job in jobs for seed in job.seeds]
         noise = self.platform.planner.draw_noise(seeds=seeds)
@@ -160,9 +160,9 @@ def rows_of(record: Record, rows: slice) -> Record:
     return replace(record, **kept)
 
 
-def _chunks(jobs: dict[int, Job]) -> list[dict[int, Job]]:
+def _chunks(jobs: dict[int, Request]) -> list[dict[int, Request]]:
     """Consecutive jobs whose plans add up to at most ROWS, at least one each."""
-    chunks: list[dict[int, Job]] = []
+    chunks: list[dict[int, Request]] = []
     room = 0
     for place, job in jobs.items():
         if not chunks or len(job.seeds) > room:
@@ -187,7 +187,7 @@ def measure_trace(
         program, plans = kind
         row = call % len(contexts)
         seeds = tuple(call_seed(call + WARM_UP, plans, draw) for draw in range(plans))
-        made = programs.plan(program, Job("cached", contexts[row : row + 1], seeds))
+        made = programs.plan(program, Request("cached", contexts[row : row + 1], seeds))
         return int(made.record.evaluations.sum())
 
     with bars(progress) as task:

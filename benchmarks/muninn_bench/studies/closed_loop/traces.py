@@ -18,7 +18,7 @@ import numpy as np
 
 from muninn.errors import InputError
 from muninn.files import write_whole
-from muninn.loop.times import machine
+from muninn.loop.deadline import machine
 
 NEAREST = 20
 """Recorded jobs, the nearest in evaluations, among which a latency is drawn."""
@@ -90,7 +90,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Trace:
-    """Planning jobs, in order, of one machine (see :func:`muninn.loop.times.machine`)."""
+    """Planning jobs, in order, of one machine (see :func:`muninn.loop.deadline.machine`)."""
 
     machine: dict[str, str] = field(default_factory=machine)
     jobs: Sequence[Timed] = ()

@@ -14,7 +14,7 @@ from muninn.model.denoiser import fingerprint
 from muninn.model.schedule import FloatArray
 from muninn.programs.plan import Family
 from muninn.progress import bars
-from muninn_bench.studies.demo import bundled_family
+from muninn_bench.studies.certified import load_family
 from muninn_bench.studies.monitor.deviations import Bench, Pool
 from muninn_bench.studies.monitor.scenarios import SHIFTS, STATIONARY
 from muninn_bench.tasks.maze2d.planner import bundled_teacher
@@ -70,7 +70,7 @@ class Deployment:
 
 def measure(journal: Path, options: Options, progress: bool) -> Deployment:
     """Everything that needs the network."""
-    teacher, family = bundled_teacher(), bundled_family(options.seed)
+    teacher, family = bundled_teacher(), load_family("maze2d/family.json", options.seed)
     identity = {
         "weights": fingerprint(teacher.network),
         "family": family.to_json(),

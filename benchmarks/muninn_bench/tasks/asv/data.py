@@ -1,4 +1,4 @@
-"""The vessel's training data: ``python -m muninn_bench.tasks.asv.data data/asv.npz``.
+"""The vessel's training data.
 
 A run leads from anywhere on the water to an allowed goal, at rest there, and its frames
 are ``(x, y, vx, vy)`` every second. Half of the runs begin on the way of a route, at speed,
@@ -88,7 +88,3 @@ def make_runs(seed: int, index: int) -> list[FloatArray]:
 
 
 RECORDING = Recording("asv", make_runs, 40_000, FRAME_SECONDS, 2, 4)
-generate, main = RECORDING.generate, RECORDING.main
-
-if __name__ == "__main__":
-    main()

@@ -11,12 +11,12 @@ from muninn.context import Context
 from muninn.model.schedule import FloatArray
 from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.tasks.asv.episode import AsvEpisode
 from muninn_bench.tasks.asv.lake import Lake, draw_problem, make_lake
 from muninn_bench.tasks.asv.mpc import require_osqp
 from muninn_bench.tasks.asv.reference import FRAME_SECONDS, SCREENED, followed
 from muninn_bench.tasks.asv.vessel import Weather
-from muninn_bench.tasks.maze2d.planner import maze_planner
 
 SCREEN_MARGIN = 0.5
 """Metres beyond hull radius and shore buffer that a plan must keep: what tracking may be off."""
@@ -37,7 +37,7 @@ class AsvPlatform:
 
     def __post_init__(self) -> None:
         require_osqp()  # a missing package is told now, not in the first episode
-        self.planner = maze_planner(self.teacher)
+        self.planner = diffuser_planner(self.teacher)
 
     def begin(self, seed: int) -> AsvEpisode:
         """A fresh problem, weather and sensor noise."""

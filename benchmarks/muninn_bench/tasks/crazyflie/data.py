@@ -1,4 +1,4 @@
-"""The Crazyflie planner's training data: ``python -m muninn_bench.tasks.crazyflie.data FILE``.
+"""The Crazyflie planner's training data.
 
 Routes come from OMPL (RRT-Connect in R^3, the shortest of several attempts after shortcutting), are
 relaxed as elastic bands, which keep well clear of obstacles where there is room, and are timed
@@ -209,7 +209,3 @@ def _length(route: FloatArray) -> float:
 
 
 RECORDING = Recording("crazyflie", make_runs, 50_000, FRAME_SECONDS, 3, 6, each=2)
-generate, main = RECORDING.generate, RECORDING.main
-
-if __name__ == "__main__":
-    main()

@@ -10,11 +10,11 @@ from muninn.context import Context
 from muninn.model.schedule import FloatArray
 from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.tasks.crazyflie.arena import COLLISION_MARGIN, clearance, outlines
 from muninn_bench.tasks.crazyflie.episode import CrazyflieEpisode
 from muninn_bench.tasks.crazyflie.model import Wind
 from muninn_bench.tasks.crazyflie.reference import PlanSpline
-from muninn_bench.tasks.maze2d.planner import maze_planner
 
 
 class Crazyflie:
@@ -35,7 +35,7 @@ class Crazyflie:
 
     def __init__(self, teacher: Teacher | None = None, wind: Wind | None = None) -> None:
         self.teacher = teacher or load_teacher(model_file("crazyflie/teacher.safetensors"))
-        self.planner = maze_planner(self.teacher)
+        self.planner = diffuser_planner(self.teacher)
         self.wind = wind or Wind()
 
     def begin(self, seed: int) -> CrazyflieEpisode:

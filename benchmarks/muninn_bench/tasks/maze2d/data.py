@@ -1,4 +1,4 @@
-"""The maze planner's training data: ``python -m muninn_bench.tasks.maze2d.data FILE``.
+"""The maze planner's training data.
 
 A run starts at rest at a random place, follows one of the shortest cell routes, drawn at random,
 and ends at rest on its goal. Every third environment step is kept, which lets the longest route
@@ -20,6 +20,9 @@ from muninn_bench.tasks.maze2d.controller import (
 from muninn_bench.tasks.maze2d.maze import cell_of, draw_problem, shortest_route
 from muninn_bench.tasks.maze2d.world import shared_world
 from muninn_bench.tasks.recorded import Recording
+
+HORIZON = 256
+"""Frames of a plan."""
 
 FRAME_STRIDE = 3
 """Environment steps per frame of a plan."""
@@ -64,7 +67,3 @@ def make_runs(seed: int, index: int) -> list[FloatArray]:
 
 
 RECORDING = Recording("maze2d", make_runs, 30_000, FRAME_STRIDE * TIME_STEP, 2, 4)
-generate, main = RECORDING.generate, RECORDING.main
-
-if __name__ == "__main__":
-    main()

@@ -1,60 +1,37 @@
-"""The bundled Maze2D planners: teacher network, DDIM sampler, inpainted start and goal."""
+"""The bundled Maze2D teachers, and problems as what their planner is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from muninn.context import Context
 from muninn.errors import InputError
-from muninn.model.planner import Planner
-from muninn.model.sampler import Sampler
 from muninn.model.schedule import FloatArray
-from muninn.model.solvers import ddim
 from muninn_bench.measure.baselines import few_steps
 from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.planners.diffuser import InpaintedDenoiser, inpaint_ends
+from muninn_bench.planners.diffuser import diffuser_planner as maze_planner
 from muninn_bench.tasks.maze2d.maze import MazeProblem
+
+__all__ = [
+    "BUNDLED",
+    "STATE_CHANNELS",
+    "InpaintedDenoiser",
+    "bundled_teacher",
+    "inpaint_ends",
+    "maze_contexts",
+    "maze_planner",
+    "sample_plans",
+]
 
 STATE_CHANNELS = 4
 
 BUNDLED = ("maze2d", "maze2d-transformer")
 """Teachers that come with the project: a U-Net that predicts x0, a Transformer for the noise."""
-
-
-@dataclass(frozen=True)
-class InpaintedDenoiser:
-    """A network that needs no context beyond what is inpainted into its input."""
-
-    network: nn.Module
-
-    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        prediction: Tensor = self.network(x, timestep)
-        return prediction
-
-
-def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
-    """Write start and goal states (batch, 2, state) into first and last frames, in place."""
-    x[:, :: x.shape[1] - 1, : context.shape[-1]] = context
-    return x
-
-
-def maze_planner(teacher: Teacher, sampler: Sampler | None = None) -> Planner:
-    """Diffuser as published, with DDIM: the teacher's prediction, clipping, every training step."""
-    network = teacher.network
-    weight = next(network.parameters(), teacher.low)
-    return Planner(
-        denoiser=InpaintedDenoiser(network),
-        sampler=sampler or ddim(teacher.schedule, kind=teacher.predicts, clip=teacher.clip),
-        shape=(teacher.horizon, len(teacher.low)),
-        condition=inpaint_ends,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
 
 
 def maze_contexts(teacher: Teacher, problems: Sequence[MazeProblem]) -> Tensor:

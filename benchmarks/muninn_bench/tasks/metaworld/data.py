@@ -8,7 +8,6 @@ kept and reused when the command is started again.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -149,18 +148,3 @@ def generate(out: Path, count: int, *, progress: bool = True) -> Path:
             advance(last - first)
     save_demonstrations(out, episodes)
     return out
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and write the data file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m muninn_bench.tasks.metaworld.data", description=__doc__
-    )
-    parser.add_argument("--out", type=Path, default=Path("data/metaworld.npz"))
-    parser.add_argument("--episodes", type=int, default=1000)
-    options = parser.parse_args(arguments)
-    print(f"wrote {generate(options.out, options.episodes)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -8,33 +8,36 @@ import pytest
 import torch
 from scipy.stats import binom
 
+pytest.importorskip("lerobot.policies.diffusion.modeling_diffusion")
+pytest.importorskip("metaworld")
+
 from muninn.adapters import disable_cache, enable_cache
+from muninn.certify.cached import cache
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import measure
 from muninn.certify.paired import PairedCalls
-from muninn_bench.tasks.metaworld.subjects import VARIANTS, Subject
-from muninn_bench.tasks.metaworld.world import TEST
-
-pytest.importorskip("lerobot.policies.diffusion.modeling_diffusion")
+from muninn_bench.measure.rollout import random_contexts, roll_out
+from muninn_bench.task import Stream
+from muninn_bench.tasks.metaworld.task import TASK
 
 ROOT = Path(__file__).parents[4]
 EPISODES = 24
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", TASK.variants)
 def test_a_shipped_certificate_holds_for_the_shipped_policy(name: str) -> None:
     """In fresh episodes, driven by the cached policy, deviations are as large as certified."""
-    pytest.importorskip("metaworld")
-    from muninn_bench.tasks.metaworld.rollout import random_contexts, roll_out
-
-    subject = Subject.load(ROOT / "models/metaworld", name)
+    planner = TASK.planner(name)
     certificate = Certificate.load(ROOT / f"results/metaworld/{name}.muninn.safetensors")
     (found,) = (row for row in certificate.realised if row["member"] == certificate.member)
-    episodes = roll_out(subject, subject.cached(certificate), TEST, EPISODES, seed=901)
-    contexts = random_contexts(episodes, 901)
+    fast = cache(planner, certificate)
+    drives = roll_out(
+        TASK, name, lambda c, noise: fast(c, noise=noise), Stream.TEST, EPISODES, seed=901
+    )
+    contexts = random_contexts(drives, 901)
     calls = list(range(EPISODES))
-    paired = PairedCalls(subject.planner, contexts, EPISODES, subject.metric(), 902)
-    plans, record = subject.cached(certificate)(paired.contexts(calls), paired.noise(calls))
+    paired = PairedCalls(planner, contexts, EPISODES, TASK.metric(name), 902)
+    plans, record = fast(paired.contexts(calls), noise=paired.noise(calls))
     deviation = measure(paired.metric, paired.full(calls), plans)
     assert record.fallbacks == 0
     assert record.evaluations.mean() == pytest.approx(found["evaluations_mean"], rel=0.1)
@@ -49,7 +52,7 @@ def test_a_shipped_certificate_holds_for_the_shipped_policy(name: str) -> None:
 
 
 def test_the_shipped_policy_is_faster_after_one_line_and_itself_again_after_another() -> None:
-    policy = Subject.load(ROOT / "models/metaworld", "ddim16").policy
+    policy = TASK._load("ddim16")[0]
     context = torch.zeros(1, 20)
 
     def plan() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Check a teacher: ``python -m muninn_bench.networks.check models/maze2d/teacher.safetensors``.
+"""Check a teacher: ``python -m muninn_bench.tasks.maze2d.check models/maze2d/teacher.safetensors``.
 
 Plans fresh problems, counts plans that stay out of the walls and, with ``--seeds``, follows plans
 in the real environment and counts successes by its own signal. Intervals are Wilson's at 95 %.
@@ -27,7 +27,7 @@ LOOP_SEED = 30_000
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and print the figures."""
     parser = argparse.ArgumentParser(
-        prog="python -m muninn_bench.networks.check", description=__doc__
+        prog="python -m muninn_bench.tasks.maze2d.check", description=__doc__
     )
     parser.add_argument("teacher", type=Path)
     parser.add_argument("--plans", type=int, default=500, help="problems of the wall check")

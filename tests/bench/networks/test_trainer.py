@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from muninn_bench.networks import (
     TransformerConfig,
     UnetConfig,
     load_teacher,
+    trainer,
 )
-from muninn_bench.networks.runs import Runs, load_runs, save_runs
+from muninn_bench.networks.runs import Runs
 from muninn_bench.networks.teacher import NetworkConfig
-from muninn_bench.networks.train import PlanLoss, TrainingConfig, _learning_rate, main, train
+from muninn_bench.networks.trainer import Training, train
 from muninn_bench.networks.windows import (
     PlanSource,
     largest_value,
@@ -29,6 +31,7 @@ from muninn_bench.networks.windows import (
     standard_limits,
     symmetric_limits,
 )
+from muninn_bench.planners.diffuser_lesson import DiffuserLesson, PlanLoss
 
 TINY_TRANSFORMER = TransformerConfig(
     patch=4, width=16, blocks=4, heads=2, frame_width=8, time_width=16
@@ -48,14 +51,14 @@ def as_runs(runs: list[np.ndarray]) -> Runs:
     return Runs(np.concatenate(runs).astype(np.float32), offsets, 0.03, 2, 4)
 
 
-def tiny_config(tmp_path: Path, **changes: object) -> TrainingConfig:
-    save_runs(tmp_path / "runs.npz", as_runs(straight_runs(20)))
-    settings: dict[str, object] = {
-        "data": tmp_path / "runs.npz", "out": tmp_path / "out", "maximum_steps": 3, "batch": 4,
-        "horizon": 16, "diffusion_steps": 10, "device": "cpu", "fast": False, "network": TINY,
-        "report_steps": 2, "validation_share": 0.2,
-    }  # fmt: skip
-    return TrainingConfig(**{**settings, **changes})  # type: ignore[arg-type]
+def lesson(network: NetworkConfig = TINY) -> DiffuserLesson:
+    runs = as_runs(straight_runs(20))
+    return DiffuserLesson(runs, network, 16, torch.device("cpu"), steps=10, held_out=0.2)
+
+
+def settings(out: Path, **changes: Any) -> Training:
+    given = {"steps": 3, "batch": 4, "device": "cpu", "fast": False, "report": 2}
+    return Training(out, **{**given, **changes})
 
 
 def test_windows_are_pieces_of_runs_held_at_their_end() -> None:
@@ -100,14 +103,14 @@ def test_loss_of_a_silent_network_is_that_of_the_linear_denoiser() -> None:
     network = TemporalUnet(TINY, schedule, 16)
     for parameter in network.project_out.parameters():
         torch.nn.init.zeros_(parameter)
-    loss_of = PlanLoss(network, torch.from_numpy(schedule.alpha_bar))
+    loss_of = PlanLoss(torch.from_numpy(schedule.alpha_bar))
     clean, noise, t = torch.randn(3, 16, 6), torch.randn(3, 16, 6), torch.tensor([0, 4, 9])
     signal = torch.from_numpy(schedule.alpha_bar).float()[t][:, None, None]
     noisy = signal.sqrt() * clean + (1 - signal).sqrt() * noise
     noisy[:, [0, -1], :4] = clean[:, [0, -1], :4]
     error = network.skip[t][:, None, None] * noisy - clean
     expected = (error / network.gain[t][:, None, None]).square().mean(dim=(1, 2))
-    torch.testing.assert_close(loss_of(clean, noise, t), expected)
+    torch.testing.assert_close(loss_of(network, clean, noise, t), expected)
 
 
 def test_loss_of_a_silent_transformer_is_that_of_the_linear_estimate() -> None:
@@ -115,7 +118,7 @@ def test_loss_of_a_silent_transformer_is_that_of_the_linear_estimate() -> None:
     network = TrajectoryTransformer(TINY_TRANSFORMER, schedule, 16)
     for parameter in network.project_out.parameters():
         torch.nn.init.zeros_(parameter)
-    loss_of = PlanLoss(network, torch.from_numpy(schedule.alpha_bar))
+    loss_of = PlanLoss(torch.from_numpy(schedule.alpha_bar))
     clean, noise, t = torch.randn(3, 16, 6), torch.randn(3, 16, 6), torch.tensor([0, 4, 9])
     a = torch.from_numpy(schedule.alpha_bar).sqrt()[t][:, None, None]
     s = (1 - a.square()).sqrt()
@@ -123,7 +126,7 @@ def test_loss_of_a_silent_transformer_is_that_of_the_linear_estimate() -> None:
     correction = a * noise - s * clean
     correction[:, [0, -1], :4] = ((a - 1) / s * clean)[:, [0, -1], :4]
     expected = correction.square().mean(dim=(1, 2)).float()
-    torch.testing.assert_close(loss_of(clean, noise, t), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss_of(network, clean, noise, t), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_noise_of_an_inpainted_input_leads_back_to_the_plan() -> None:
@@ -139,56 +142,42 @@ def test_the_noise_of_an_inpainted_input_leads_back_to_the_plan() -> None:
 
     clean, noise, t = torch.randn(3, 16, 6), torch.randn(3, 16, 6), torch.tensor([0, 4, 8])
     network = Recorder(TINY_TRANSFORMER, schedule, 16)
-    loss = PlanLoss(network, torch.from_numpy(schedule.alpha_bar))(clean, noise, t)
+    loss = PlanLoss(torch.from_numpy(schedule.alpha_bar))(network, clean, noise, t)
     torch.testing.assert_close(loss, torch.zeros(3), atol=1e-8, rtol=0.0)
     assert torch.equal(seen[0][:, [0, -1], :4], clean[:, [0, -1], :4])
 
 
 def test_learning_rate_rises_and_ends_at_zero(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, warmup_steps=10, learning_rate=1.0)
-    assert _learning_rate(config, 0, 0.0) == pytest.approx(0.1)
-    assert _learning_rate(config, 9, 0.0) == pytest.approx(1.0)
-    assert _learning_rate(config, 100, 0.5) == pytest.approx(0.5)
-    assert _learning_rate(config, 100, 1.0) == pytest.approx(0.0)
-    assert _learning_rate(config, 100, 1.2) == pytest.approx(0.0)
+    given = settings(tmp_path, warmup=10, learning_rate=1.0)
+    assert given.rate(0, 0.0) == pytest.approx(0.1)
+    assert given.rate(9, 0.0) == pytest.approx(1.0)
+    assert given.rate(100, 0.5) == pytest.approx(0.5)
+    assert given.rate(100, 1.0) == given.rate(100, 1.2) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(("network", "predicts"), [(TINY, "sample"), (TINY_TRANSFORMER, "epsilon")])
 def test_training_learns_and_writes_its_files(
     network: NetworkConfig, predicts: str, tmp_path: Path
 ) -> None:
-    config = tiny_config(
-        tmp_path,
-        network=network,
-        maximum_steps=80,
-        warmup_steps=1,
-        learning_rate=5e-3,
-        batch=16,
-        averaging=0.9,
-        report_steps=1,
+    given = settings(
+        tmp_path, steps=80, warmup=1, learning_rate=5e-3, batch=16, averaging=0.9, report=1
     )
-    teacher = load_teacher(train(config))
-    assert teacher.horizon == 16
-    assert teacher.schedule.steps == 10
+    teacher = load_teacher(train(lesson(network), given))
+    assert (teacher.horizon, teacher.schedule.steps) == (16, 10)
     assert (teacher.network.config, teacher.predicts) == (network, predicts)
-    frames = torch.from_numpy(load_runs(config.data).frames)
+    frames = torch.from_numpy(as_runs(straight_runs(20)).frames)
     assert 0.95 * teacher.clip <= teacher.normalise(frames).abs().max() <= teacher.clip + 1e-6
-    with (tmp_path / "out" / "training.csv").open() as stream:
+    with (tmp_path / "training.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == ["step", "seconds", "learning_rate", "loss", "validation_loss"]
     assert float(rows[-1]["validation_loss"]) < 0.8 * float(rows[0]["validation_loss"])
 
 
-def test_training_resumes_where_it_stopped(tmp_path: Path) -> None:
-    first = tiny_config(tmp_path)
-    train(first)
-    checkpoint = tmp_path / "out" / "checkpoint.pt"
-    saved = torch.load(checkpoint, weights_only=True)
-    resumed = tiny_config(
-        tmp_path, out=tmp_path / "more", resume=checkpoint, maximum_steps=4, learning_rate=0.0
-    )
-    train(resumed)
-    continued = torch.load(tmp_path / "more" / "checkpoint.pt", weights_only=True)
+def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    train(lesson(), settings(tmp_path))
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    train(lesson(), settings(tmp_path, steps=4, learning_rate=0.0))
+    continued = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert (saved["step"], continued["step"]) == (3, 4)
     assert continued["seconds"] >= saved["seconds"]
     assert continued["rows"][: len(saved["rows"])] == saved["rows"]
@@ -197,10 +186,16 @@ def test_training_resumes_where_it_stopped(tmp_path: Path) -> None:
         assert torch.equal(continued["network"][name], value)
 
 
+def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
+    train(lesson(), settings(tmp_path))
+    with pytest.raises(InputError, match=r"is of diffuser UnetConfig.*, not of diffuser Tr"):
+        train(lesson(TINY_TRANSFORMER), settings(tmp_path))
+
+
 def test_an_interrupted_training_leaves_a_checkpoint_and_a_teacher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("muninn_bench.networks.train.SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "SAVE_SECONDS", 0.0)
     drawn = PlanSource.draw
     count = iter(range(100))
 
@@ -211,27 +206,16 @@ def test_an_interrupted_training_leaves_a_checkpoint_and_a_teacher(
 
     monkeypatch.setattr(PlanSource, "draw", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        train(tiny_config(tmp_path, maximum_steps=50))
-    out = tmp_path / "out"
-    names = {path.name for path in out.iterdir()}
-    assert names == {"checkpoint.pt", "teacher.safetensors", "training.csv"}
-    saved = torch.load(out / "checkpoint.pt", weights_only=True)
+        train(lesson(), settings(tmp_path, steps=50))
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"checkpoint.pt", "teacher.safetensors"} <= names
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert saved["step"] == 5
-    for name, value in load_teacher(out / "teacher.safetensors").network.state_dict().items():
+    for name, value in load_teacher(tmp_path / "teacher.safetensors").network.state_dict().items():
         assert torch.equal(value.half(), saved["average"][name].half())
 
 
-def test_command_line_fills_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[TrainingConfig] = []
-
-    def record(config: TrainingConfig) -> Path:
-        seen.append(config)
-        return config.out
-
-    monkeypatch.setattr("muninn_bench.networks.train.train", record)
-    main(["--data", "a.npz", "--out", "b", "--device", "cpu", "--plain", "--minutes", "2"])
-    main(["--data", "a.npz", "--out", "b", "--architecture", "transformer"])
-    assert seen == [
-        TrainingConfig(data=Path("a.npz"), out=Path("b"), device="cpu", fast=False, minutes=2.0),
-        TrainingConfig(data=Path("a.npz"), out=Path("b"), network=TransformerConfig()),
-    ]
+def test_runs_that_the_network_does_not_fit_are_refused() -> None:
+    runs = as_runs(straight_runs(20))
+    with pytest.raises(InputError, match="6 channels, the network 4"):
+        DiffuserLesson(runs, replace(TINY, channels=4), 16, torch.device("cpu"))

@@ -1,0 +1,99 @@
+"""Episodes driven by a method, many in lock-step, so that the network sees them as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.certify.metrics import Metric, measure
+from muninn.certify.paired import call_seed
+from muninn_bench.measure.protocol import Run
+from muninn_bench.task import Result, Stream, Task
+
+LANES = 50
+"""Episodes that run side by side."""
+
+
+@dataclass
+class Drive:
+    """One episode that a method drove; lists hold one entry per planning call.
+
+    Attributes:
+        result: how it ended.
+        contexts: what the planner was asked, each one row.
+        evaluations: of the network.
+        deviation: from full compute at the same context and noise; empty without a shadow.
+    """
+
+    result: Result = field(default_factory=Result)
+    contexts: list[Tensor] = field(default_factory=list)
+    evaluations: list[int] = field(default_factory=list)
+    deviation: list[float] = field(default_factory=list)
+
+    def random_call(self, seed: int, number: int) -> int:
+        """A call drawn uniformly; calls inside an episode depend on each other."""
+        draw = np.random.default_rng(call_seed(seed, number, 1, 1)).random()
+        return int(draw * len(self.contexts))
+
+
+def roll_out(
+    task: Task,
+    variant: str,
+    run: Run,
+    stream: Stream,
+    count: int,
+    *,
+    seed: int,
+    shadow: tuple[Run, Metric] | None = None,
+    advance: Callable[[int], None] = lambda episodes: None,
+) -> list[Drive]:
+    """Episodes 0 to ``count`` of a stream, driven by a method.
+
+    The noise of a call is a function of seed, episode and call alone: methods are paired.
+
+    Args:
+        task, variant: the world and the planner.
+        run: the method.
+        stream: of episodes.
+        count: of episodes.
+        seed: of the noise.
+        shadow: full compute and a metric, to measure every call's deviation; its plans are not
+            executed.
+        advance: told how many episodes have ended.
+    """
+    planner, drives = task.planner(variant), [Drive() for _ in range(count)]
+    for first in range(0, count, LANES):
+        numbers = range(first, min(first + LANES, count))
+        episodes = {number: task.begin(variant, stream, number) for number in numbers}
+        call, running = 0, list(numbers)
+        while running:
+            contexts = torch.cat([episodes[number].context() for number in running])
+            noise = planner.draw_noise(seeds=[call_seed(seed, n, call) for n in running])
+            plans, record = run(contexts, noise)
+            apart = None
+            if shadow is not None:
+                apart = measure(shadow[1], shadow[0](contexts, noise)[0], plans)
+            for row, number in enumerate(running):
+                drive = drives[number]
+                drive.contexts.append(contexts[row : row + 1])
+                drive.evaluations.append(int(record.evaluations[row]))
+                if apart is not None:
+                    drive.deviation.append(float(apart[row]))
+                episodes[number].follow(plans[row])
+            running = [number for number in running if not episodes[number].done]
+            call += 1
+        for number, episode in episodes.items():
+            drives[number].result = episode.result()
+        advance(len(numbers))
+    return drives
+
+
+def random_contexts(drives: Sequence[Drive], seed: int) -> Tensor:
+    """The context of one random call of each episode, (episodes, ...)."""
+    return torch.cat(
+        [drive.contexts[drive.random_call(seed, number)] for number, drive in enumerate(drives)]
+    )

@@ -1,0 +1,1 @@
+"""How a trained network becomes a planner."""

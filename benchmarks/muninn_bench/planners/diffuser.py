@@ -1,0 +1,43 @@
+"""Diffuser: a network that plans between a start and a goal written into its input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from muninn.context import Context
+from muninn.model.planner import Planner
+from muninn.model.sampler import Sampler
+from muninn.model.solvers import ddim
+from muninn_bench.networks.teacher import Teacher
+
+
+@dataclass(frozen=True)
+class InpaintedDenoiser:
+    """A network that needs no context beyond what is inpainted into its input."""
+
+    network: nn.Module
+
+    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        prediction: Tensor = self.network(x, timestep)
+        return prediction
+
+
+def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
+    """Write start and goal states (batch, 2, state) into first and last frames, in place."""
+    x[:, :: x.shape[1] - 1, : context.shape[-1]] = context
+    return x
+
+
+def diffuser_planner(teacher: Teacher, sampler: Sampler | None = None) -> Planner:
+    """Diffuser as published, with DDIM: the teacher's prediction, clipping, every training step."""
+    weight = next(teacher.network.parameters(), teacher.low)
+    return Planner(
+        denoiser=InpaintedDenoiser(teacher.network),
+        sampler=sampler or ddim(teacher.schedule, kind=teacher.predicts, clip=teacher.clip),
+        shape=(teacher.horizon, len(teacher.low)),
+        condition=inpaint_ends,
+        device=weight.device,
+        dtype=weight.dtype,
+    )

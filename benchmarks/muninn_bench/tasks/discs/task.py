@@ -1,0 +1,128 @@
+"""The task: plan a way around the disc, once, and go it."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.certify.metrics import Metric
+from muninn.certify.paired import call_seed
+from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
+from muninn_bench.models import model_file
+from muninn_bench.networks.runs import load_runs, save_runs
+from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.networks.trainer import Training
+from muninn_bench.networks.unet import UnetConfig
+from muninn_bench.planners.diffuser import diffuser_planner
+from muninn_bench.planners.diffuser_lesson import DiffuserLesson
+from muninn_bench.task import Result, Stream
+from muninn_bench.tasks.discs.data import HORIZON, record
+from muninn_bench.tasks.discs.world import GOAL_RADIUS, RADIUS, SECONDS, clearance, draw_problem
+
+NETWORK = UnetConfig(channels=2, widths=(24, 48), blocks=1, middle_blocks=1, heads=2)
+
+
+class DiscEpisode:
+    """One way; see :class:`muninn_bench.task.Episode`."""
+
+    def __init__(self, teacher: Teacher, seed: int) -> None:
+        self._teacher = teacher
+        self._problem = draw_problem(np.random.default_rng(seed))
+        self._path: FloatArray | None = None
+
+    @property
+    def done(self) -> bool:
+        """The way has been gone."""
+        return self._path is not None
+
+    @property
+    def time(self) -> float:
+        """Seconds."""
+        return SECONDS if self.done else 0.0
+
+    def context(self) -> Tensor:
+        """Start and goal in the planner's units, (1, 2, 2)."""
+        ends = torch.tensor(np.stack(self._problem), dtype=torch.float32)
+        return self._teacher.normalise(ends)[None]
+
+    def follow(self, plan: Tensor) -> None:
+        """Go a plan (horizon, 2) to its end."""
+        self._path = self._teacher.unnormalise(plan.float()).double().numpy()
+
+    def result(self) -> Result:
+        """Success: at the goal, without touching the disc."""
+        assert self._path is not None
+        room = clearance(self._path)
+        near = np.linalg.norm(self._path[-1] - self._problem.goal) <= GOAL_RADIUS
+        return Result(bool(near and room >= 0.0), figures={"clearance_m": room})
+
+
+class Discs:
+    """See :class:`muninn_bench.task.Task`."""
+
+    name = "discs"
+    extra = ""
+    variants = ("diffuser",)
+    tolerance = 0.02
+    unit = "m, at the worst frame"
+    replans = False
+
+    @cached_property
+    def _teacher(self) -> Teacher:
+        return load_teacher(model_file("discs/teacher.safetensors"))
+
+    def planner(self, variant: str) -> Planner:
+        """A small U-Net, 100 DDIM steps."""
+        return diffuser_planner(self._teacher)
+
+    def metric(self, variant: str) -> Metric:
+        """Largest distance between two plans at the same frame, metres."""
+        teacher = self._teacher
+
+        def largest_distance_m(full: Tensor, fast: Tensor) -> Tensor:
+            apart = teacher.unnormalise(full) - teacher.unnormalise(fast)
+            return torch.linalg.vector_norm(apart, dim=-1).amax(dim=-1)
+
+        largest_distance_m.__qualname__ = "largest_distance_m"  # what a promise calls it
+        return largest_distance_m
+
+    def begin(self, variant: str, stream: Stream, number: int, seed: int = 0) -> DiscEpisode:
+        """A start and a goal."""
+        return DiscEpisode(self._teacher, call_seed(seed, stream, number))
+
+    def positions(self, variant: str, plans: Tensor) -> FloatArray:
+        """Metres, (plans, horizon, 2)."""
+        world: FloatArray = self._teacher.unnormalise(plans).double().numpy()
+        return world
+
+    def draw(self, axis: Any, variant: str, context: Tensor) -> None:
+        """The disc, start and goal."""
+        angle = np.linspace(0.0, 2.0 * np.pi, 90)
+        axis.fill(RADIUS * np.cos(angle), RADIUS * np.sin(angle), color="#d5dbe1")
+        start, goal = self._teacher.unnormalise(context[0]).numpy()
+        axis.plot(*start, "o", color="#1c2733", markersize=4)
+        axis.plot(*goal, "*", color="#c0392b", markersize=9)
+        axis.set_aspect("equal")
+
+    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+        """Demonstrations around either side."""
+        save_runs(path, record(count or 4000, seed))
+
+    def training(self, variant: str, out: Path) -> Training:
+        """A minute on two cores."""
+        return Training(out, minutes=1.0, batch=128, learning_rate=2e-3, warmup=100,
+                        averaging=0.995, report=200, device="cpu", fast=False)  # fmt: skip
+
+    def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:
+        """Clean plans between an inpainted start and goal."""
+        device = torch.device(settings.device)
+        return DiffuserLesson(load_runs(data), NETWORK, HORIZON, device, seed=settings.seed)
+
+
+TASK = Discs()

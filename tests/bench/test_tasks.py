@@ -1,0 +1,112 @@
+"""The contract of a task, run over every task in the registry."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from muninn.certify.metrics import measure, resolve
+from muninn.errors import InputError
+from muninn.model.planner import Planner
+from muninn_bench import registry
+from muninn_bench.task import Drawable, Stream, Task, Timed, Trainable, Twinned
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ROOT / "benchmarks" / "muninn_bench" / "tasks"
+
+
+@pytest.fixture(params=registry.names())
+def task(request: pytest.FixtureRequest) -> Task:
+    try:
+        return registry.find_task(request.param)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+def test_the_registry_finds_the_folders_and_refuses_other_names() -> None:
+    assert {"discs", "maze2d", "crazyflie", "asv", "metaworld"} <= set(registry.names())
+    with pytest.raises(InputError, match="no task 'maze3d'; choose from"):
+        registry.find_task("maze3d")
+
+
+def test_a_task_says_what_it_is(task: Task) -> None:
+    assert (FOLDERS / task.name / "task.py").is_file()
+    card = (FOLDERS / task.name / "CARD.md").read_text()
+    assert f"muninn-bench compare --task {task.name}" in card
+    assert task.variants and len(set(task.variants)) == len(task.variants)
+    assert task.tolerance > 0.0 and math.isfinite(task.tolerance) and task.unit
+    extras = (ROOT / "benchmarks/pyproject.toml").read_text()
+    assert not task.extra or f"\n{task.extra} = [" in extras
+    with pytest.raises(InputError, match=f"{task.name} has no variant 'none'; choose from"):
+        registry.require_variant(task, "none")
+    assert registry.require_variant(task, None) == task.variants[0]
+
+
+def test_an_episode_repeats_and_streams_are_apart(task: Task) -> None:
+    variant = task.variants[0]
+    places = [(stream, number) for stream in Stream for number in range(3)]
+    first, again = (
+        [task.begin(variant, *place, seed=5).context() for place in places] for _ in range(2)
+    )
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert all(len(context) == 1 for context in first)
+    for at, one in enumerate(first):
+        assert not any(torch.equal(one, other) for other in first[at + 1 :])
+
+
+def few(task: Task, variant: str) -> Planner:
+    """The variant's planner with every tenth step, where its sampler is deterministic."""
+    from muninn_bench.measure.baselines import few_steps
+
+    planner = task.twin(variant)[0] if isinstance(task, Twinned) else task.planner(variant)
+    return few_steps(planner, max(2, len(planner.sampler) // 10))
+
+
+def test_plans_fit_the_world_and_their_metric_is_finite(task: Task) -> None:
+    for variant in task.variants:
+        planner = few(task, variant)
+        assert task.planner(variant).shape == planner.shape
+        metric = resolve(task.metric(variant))[1]
+        ends = []
+        for _ in range(2):
+            episode = task.begin(variant, Stream.TEST, 0)
+            context = episode.context()
+            plan = planner.sample(context, noise=planner.draw_noise(seeds=[3]))
+            assert plan.shape == (1, *planner.shape) and not episode.done
+            episode.follow(plan[0])
+            ends.append((episode.done, episode.time, plan))
+        assert ends[0][:2] == ends[1][:2] and torch.equal(ends[0][2], ends[1][2])
+        assert ends[0][0] or task.replans
+        assert measure(metric, plan, plan).tolist() == [0.0]
+        (apart,) = measure(metric, plan, plan + 0.1 * torch.randn(plan.shape))
+        assert 0.0 < apart < math.inf
+        if isinstance(task, Drawable):
+            assert task.positions(variant, plan).shape == (1, planner.shape[0], 2)
+
+
+def test_an_episode_that_is_over_has_a_result(task: Task) -> None:
+    variant = task.variants[-1]
+    planner, episode = few(task, variant), task.begin(task.variants[-1], Stream.TEST, 1)
+    calls = 0
+    while not episode.done:
+        noise = planner.draw_noise(seeds=[calls])
+        episode.follow(planner.sample(episode.context(), noise=noise)[0])
+        calls += 1
+        assert calls < 1000
+    result = episode.result()
+    assert result.success is not None or result.score is not None
+    assert all(np.isfinite(list(result.figures.values())))
+    assert task.replans or calls == 1
+
+
+def test_abilities_keep_their_promises(task: Task, tmp_path: Path) -> None:
+    if isinstance(task, Timed):
+        platform = task.platform(task.variants[0])
+        assert platform.period > 0.0 and platform.tolerance > 0.0
+    if isinstance(task, Trainable):
+        settings = task.training(task.variants[0], tmp_path)
+        assert settings.out == tmp_path and settings.minutes > 0.0

@@ -1,0 +1,164 @@
+"""Both wheels, built and installed outside the checkout, offer every documented command.
+
+The environment is new and holds the two wheels; what they need comes from the environment of the
+tests, so that nothing is downloaded. Editable installations there are not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.wheels
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "models").rglob("CARD.md")),
+    *sorted((ROOT / "benchmarks").rglob("CARD.md")),
+]
+COMMAND = re.compile(
+    r"(?:^    |`)(?:\.venv(?:-lerobot)?/bin/)?(muninn(?:-bench)? [a-z][^`\n#]*)", re.M
+)
+
+POLICY = '''
+"""A policy as a new user would write it."""
+
+import torch
+
+import muninn
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16 * 2 + 3, 64), torch.nn.SiLU(), torch.nn.Linear(64, 16 * 2)
+        )
+
+    def forward(self, x, timestep, context):
+        time = timestep.float()[:, None] / 50
+        return self.layers(torch.cat([x.flatten(1), time, context], dim=1)).view_as(x)
+
+
+def planner():
+    torch.manual_seed(0)
+    sampler = muninn.ddim(muninn.Schedule.cosine(50), kind="sample", clip=2.0)
+    made = muninn.Planner(Network().eval(), sampler, shape=(16, 2))
+    return made, torch.randn(300, 2)
+'''
+
+
+def documented() -> list[str]:
+    """Every command that a page shows, once."""
+    found = [match[1].strip() for page in PAGES for match in COMMAND.finditer(page.read_text())]
+    return sorted(set(found))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder outside the checkout with an environment that holds the two wheels."""
+    folder = tmp_path_factory.mktemp("outside")
+    for project in (ROOT, ROOT / "benchmarks"):
+        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "-o", str(folder)]
+        subprocess.run([*build, str(project)], check=True, capture_output=True)
+    venv.create(folder / "env", with_pip=True, symlinks=True)
+    python = folder / "env/bin/python"
+    wheels = [str(path) for path in folder.glob("*.whl")]
+    pip = [str(python), "-m", "pip", "install", "-q", "--no-deps", "--no-index", *wheels]
+    subprocess.run(pip, check=True, capture_output=True)
+    (own,) = (folder / "env").glob("lib/python*/site-packages")
+    # A line in a .pth file adds a folder, but does not read the .pth files inside it.
+    (own / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (folder / "my_policy.py").write_text(POLICY)
+    return folder
+
+
+def run(place: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        surroundings.pop(name, None)
+    program = str(place / "env/bin" / command[0])
+    return subprocess.run(
+        [program, *command[1:]], cwd=place, env=surroundings, capture_output=True, text=True,
+        timeout=900, check=False,
+    )  # fmt: skip
+
+
+def succeeds(place: Path, line: str) -> str:
+    found = run(place, *shlex.split(line))
+    assert found.returncode == 0, f"{line}\n{found.stdout[-3000:]}\n{found.stderr[-3000:]}"
+    return found.stdout
+
+
+def test_the_wheels_are_what_is_imported(place: Path) -> None:
+    for package in ("muninn", "muninn_bench"):
+        shown = run(place, "python", "-c", f"import {package}; print({package}.__file__)").stdout
+        assert shown.startswith(str(place)), shown
+
+
+def test_the_library_needs_nothing_of_the_bench(place: Path) -> None:
+    probe = (
+        "import sys, muninn, muninn.cli; muninn.calibrate, muninn.cache, muninn.evaluate;"
+        "extras = {'muninn_bench', 'gymnasium', 'mujoco', 'matplotlib', 'diffusers'};"
+        "print(sorted(extras & set(sys.modules)))"
+    )
+    assert run(place, "python", "-c", probe).stdout.strip() == "[]"
+
+
+def test_a_new_users_policy_is_certified_and_judged(place: Path) -> None:
+    certificate = "policy.muninn.safetensors"
+    made = succeeds(place, f"muninn calibrate my_policy.py:planner {certificate} --tolerance 0.05")
+    assert "At most 5.0% of new calls" in " ".join(made.split())
+    assert "Not promised" in succeeds(place, f"muninn inspect {certificate}")
+    judged = f"muninn evaluate my_policy.py:planner {certificate} --out run.json --seed 1"
+    assert "kept" in succeeds(place, judged)
+    succeeds(place, "muninn report run.json")
+
+
+SMOKE = [
+    "muninn-bench tasks",
+    "muninn-bench demo --smoke",
+    "muninn-bench compare --task maze2d --smoke",
+    "muninn-bench few-steps --task maze2d --smoke",
+    "muninn-bench report runs/demo",
+    "muninn-bench coverage --smoke",
+    "muninn-bench monitor --smoke",
+    "muninn-bench latency --smoke",
+    "muninn-bench checks --smoke",
+    "muninn-bench soak --smoke",
+    "muninn-bench fly --task maze2d --smoke",
+    "muninn-bench ablate --smoke",
+    "muninn-bench data --task discs --count 40",
+    "muninn-bench train --task discs --steps 3",
+]
+
+
+@pytest.mark.parametrize("line", SMOKE)
+def test_a_command_runs_outside_the_checkout(place: Path, line: str) -> None:
+    succeeds(place, line)
+
+
+def test_every_documented_command_is_among_those_run(place: Path) -> None:
+    tried = {tuple(line.split()[:2]) for line in SMOKE}
+    tried |= {("muninn", verb) for verb in ("calibrate", "evaluate", "inspect", "report")}
+    unknown = [line for line in documented() if tuple(line.split()[:2]) not in tried]
+    assert len(documented()) > 10 and unknown == []
+
+
+@pytest.mark.parametrize("line", documented())
+def test_documented_options_exist(place: Path, line: str) -> None:
+    program, command, *rest = shlex.split(line)
+    listing = succeeds(place, f"{program} {command} --help")
+    for option in (word.split("=")[0] for word in rest if word.startswith("--")):
+        assert option in listing, f"{line}: {command} has no {option}"
