@@ -62,3 +62,16 @@ def worse_p_value(reference: ArrayLike, candidate: ArrayLike) -> float:
     if lost + won == 0:
         return 1.0
     return float(stats.binomtest(lost, lost + won, 0.5, alternative="greater").pvalue)
+
+
+def differ_p_value(first: ArrayLike, second: ArrayLike) -> float:
+    """Two-sided exact McNemar p-value that two methods succeed equally often on the same trials.
+
+    >>> differ_p_value([True] * 6 + [False], [False] * 6 + [True])
+    0.125
+    """
+    one, two = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    differ = int((one != two).sum())
+    if not differ:
+        return 1.0
+    return float(stats.binomtest(int((one & ~two).sum()), differ, 0.5).pvalue)

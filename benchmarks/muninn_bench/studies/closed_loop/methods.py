@@ -94,10 +94,7 @@ def find_method(name: str) -> Method:
 class ClosedLoopPrograms:
     """Full compute, fewer steps and the certified program, for one robot or many at once.
 
-    Args:
-        platform: its planner and screen.
-        fast: the certified planner.
-        fewer: the tuned alternative with as many evaluations; None where no method asks for it.
+    ``fewer`` is the tuned alternative with as many evaluations; None where no method asks for it.
     """
 
     def __init__(

@@ -39,12 +39,9 @@ class Recorder:
     """Keeps one episode; see :class:`muninn_bench.studies.closed_loop.loop.Watcher`.
 
     Attributes:
-        seen: moments, in order.
-        calls: those that were answered before the episode ended.
+        seen, calls: moments, and calls answered before the episode ended, in order.
         world: lines of walls, shores and obstacles, each (points, 2 or 3), world units; of the
             platform and the episode, where they have ``outlines()``.
-        goal: world units.
-        flight: once it is over.
     """
 
     def __init__(self, platform: Platform) -> None:

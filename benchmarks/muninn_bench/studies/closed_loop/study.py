@@ -66,10 +66,8 @@ class Settings:
         risk: share of calls that may exceed the platform's tolerance.
         scouts: episodes to draw calibration calls from, one each.
         timed: single jobs timed for each program.
-        episodes: of each method.
-        methods: which.
-        live: episodes flown at once.
-        processes: that share the episodes.
+        episodes: of each of the ``methods``.
+        live: episodes flown at once, in each of the ``processes``.
         seed: of the calibration; episodes have seeds of their own.
     """
 
@@ -220,16 +218,12 @@ def run_study(
     if not paths.trace.exists():
         contexts = scout(build, settings, paths.work)
         measure_trace(programs, contexts, settings.timed).save(paths.trace)
-    digests = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        for file in (paths.certificate, paths.trace, paths.fewer)
-        if file.exists()
-    }
+    files = [file for file in (paths.certificate, paths.trace, paths.fewer) if file.exists()]
     identity = {
         "platform": programs.platform.name,
         "period": programs.platform.period,
         "planner": programs.platform.planner.identity(),
-        "files": digests,
+        **{file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files},
     }
     numbers = range(STUDIED, STUDIED + settings.episodes)
     tickets = [Ticket(find_method(name), seed) for name in settings.methods for seed in numbers]

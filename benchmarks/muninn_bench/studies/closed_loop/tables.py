@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
 from muninn.certify.certificate import Certificate
 from muninn.certify.risk import order_statistic
-from muninn_bench.measure.statistics import bootstrap_mean, wilson, worse_p_value
+from muninn_bench.measure.statistics import bootstrap_mean, differ_p_value, wilson, worse_p_value
 from muninn_bench.studies.closed_loop.loop import Flight, FlownCall
 from muninn_bench.studies.closed_loop.methods import METHODS
 
@@ -47,12 +46,14 @@ def _overridden(call: FlownCall) -> bool:
     return call.source == "full" and call.mode == "full"
 
 
+def _resampled(call: FlownCall) -> bool:
+    return call.source == "resampled"
+
+
 HAPPENED: dict[str, Callable[[FlownCall], bool]] = {
-    "escalated": lambda call: (
-        _damped(call) or call.source == "resampled" or _overridden(call)
-    ),  # what is executed was changed
+    "escalated": lambda call: _damped(call) or _resampled(call) or _overridden(call),
     "damped": _damped,
-    "resampled": lambda call: call.source == "resampled",
+    "resampled": _resampled,
     "overridden": _overridden,
     "holds": lambda call: call.action == "hold",
     "deadline_misses": lambda call: call.late,
@@ -193,11 +194,11 @@ def compare(flights: Sequence[Flight], first: str, second: str) -> Row:
         "second": second,
         "success_first": float(won.mean()),
         "success_second": float(won_two.mean()),
-        "success_p": mcnemar(won, won_two),
+        "success_p": differ_p_value(won, won_two),
         "worse_p": worse_p_value(won, won_two),
         "collisions_first": float(hit.mean()),
         "collisions_second": float(hit_two.mean()),
-        "collisions_p": mcnemar(hit, hit_two),
+        "collisions_p": differ_p_value(hit, hit_two),
         "more_collisions_p": worse_p_value(~hit, ~hit_two),
         "faster_s": mean,
         "faster_low": low,
@@ -205,18 +206,6 @@ def compare(flights: Sequence[Flight], first: str, second: str) -> Row:
         "time_p": float(stats.wilcoxon(gained).pvalue) if np.any(gained) else 1.0,
         "both": len(gained),
     }
-
-
-def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
-    """Two-sided exact McNemar p-value.
-
-    >>> mcnemar(np.array([True] * 6 + [False]), np.array([False] * 6 + [True]))
-    0.125
-    """
-    differ = int((first != second).sum())
-    if not differ:
-        return 1.0
-    return float(stats.binomtest(int((first & ~second).sum()), differ, 0.5).pvalue)
 
 
 def _mean(values: Any) -> tuple[float, float, float]:

@@ -31,11 +31,6 @@ class View(Recorder):
 
     Those are an .rrd of every flight, and a GIF of the first flight of each method.
 
-    Args:
-        platform: whose flights.
-        certificate: of its planner, for Dhat.
-        folder: for files.
-
     Raises:
         InputError: rerun is not installed.
     """

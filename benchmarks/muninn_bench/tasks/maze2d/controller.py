@@ -15,18 +15,10 @@ from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.maze2d.maze import Cell, MazeProblem, cell_centre
 from muninn_bench.tasks.paths import gaussian, resample, smooth, timed
 
-TIME_STEP = 0.01
-"""Seconds per environment step."""
-
-BALL_MASS = 4.0 / 3.0 * np.pi * 0.1**3 * 1000.0
-"""Kilograms: the environment's sphere of radius 0.1 m and density 1000 kg/m^3."""
-
-ACTUATOR_GEAR = 100.0
-"""Newtons per unit of action."""
-
-JOINT_DAMPING = 1.0
-"""Newton seconds per metre."""
-
+TIME_STEP = 0.01  # seconds per environment step
+BALL_MASS = 4.0 / 3.0 * np.pi * 0.1**3 * 1000.0  # kg: a sphere of radius 0.1 m, 1000 kg/m^3
+ACTUATOR_GEAR = 100.0  # newtons per unit of action
+JOINT_DAMPING = 1.0  # newton seconds per metre
 _ARC_STEP = 0.01
 
 
@@ -59,13 +51,7 @@ class ControllerConfig:
 
 @dataclass(frozen=True)
 class Reference:
-    """A timed path at the environment's step.
-
-    Attributes:
-        position: Metres, shape ``(steps, 2)``.
-        velocity: Metres per second, shape ``(steps, 2)``.
-        acceleration: Metres per second squared, shape ``(steps, 2)``.
-    """
+    """A timed path at the environment's step, (steps, 2) each: metres and seconds."""
 
     position: FloatArray
     velocity: FloatArray

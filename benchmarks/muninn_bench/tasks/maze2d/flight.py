@@ -39,14 +39,9 @@ from muninn_bench.tasks.maze2d.maze import (
 from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
 from muninn_bench.tasks.maze2d.world import MazeWorld
 
-GOAL_RADIUS = 0.45
-"""Metres, the environment's own."""
-
-TIME_LIMIT = 8.0
-"""Seconds, the environment's 800 steps."""
-
-TOP_SPEED = 5.0
-"""Metres per second and axis to which the environment clips velocities."""
+GOAL_RADIUS = 0.45  # metres, the environment's own
+TIME_LIMIT = 8.0  # seconds, the environment's 800 steps
+TOP_SPEED = 5.0  # metres per second and axis to which the environment clips velocities
 
 _CELLS = np.argwhere(WALLS)
 _WALL_CENTRES = np.stack([EXTENT[0] + _CELLS[:, 1] + 0.5, EXTENT[3] - _CELLS[:, 0] - 0.5], axis=1)
@@ -94,11 +89,8 @@ class MazeEpisode:
         self._data.qpos[:] = problem.start[:2]
         self._data.qvel[:] = problem.start[2:]
         mujoco.mj_forward(self._world, self._data)
-        self._steps = 0
         self._reference = np.zeros((1, 4))
-        self._since = 0
-        self._factor = 1.0
-        self._holding = False
+        self._steps, self._since, self._factor, self._holding = 0, 0, 1.0, False
         self.smallest_clearance = wall_clearance(problem.start[:2])
         self.hold()
 

@@ -13,22 +13,13 @@ from muninn.model.schedule import FloatArray
 from muninn_bench.measure.baselines import few_steps
 from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
-from muninn_bench.planners.diffuser import InpaintedDenoiser, inpaint_ends
-from muninn_bench.planners.diffuser import diffuser_planner as maze_planner
+from muninn_bench.planners.diffuser import InpaintedDenoiser as InpaintedDenoiser
+from muninn_bench.planners.diffuser import diffuser_planner
+from muninn_bench.planners.diffuser import inpaint_ends as inpaint_ends
 from muninn_bench.tasks.maze2d.maze import MazeProblem
 
-__all__ = [
-    "BUNDLED",
-    "STATE_CHANNELS",
-    "InpaintedDenoiser",
-    "bundled_teacher",
-    "inpaint_ends",
-    "maze_contexts",
-    "maze_planner",
-    "sample_plans",
-]
-
 STATE_CHANNELS = 4
+maze_planner = diffuser_planner
 
 BUNDLED = ("maze2d", "maze2d-transformer")
 """Teachers that come with the project: a U-Net that predicts x0, a Transformer for the noise."""

@@ -31,7 +31,7 @@ class MazeWorld:
                 import gymnasium_robotics
         except ImportError as error:
             raise ImportError(
-                "the maze needs gymnasium-robotics: pip install 'muninn[bench]'"
+                "the maze needs gymnasium-robotics; reinstall muninn-bench"
             ) from error
         gymnasium.register_envs(gymnasium_robotics)
         self._environment: Any = gymnasium.make("PointMaze_Large-v3")
