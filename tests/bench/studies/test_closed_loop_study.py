@@ -29,9 +29,8 @@ from muninn_bench.studies.closed_loop import pictures, tables, view
 from muninn_bench.studies.closed_loop import study as study_module
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
 from muninn_bench.studies.closed_loop.live import read_flights, write_flights
-from muninn_bench.studies.closed_loop.loop import Flight, FlownCall
+from muninn_bench.studies.closed_loop.loop import Flight, FlownCall, Recorder
 from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms, measure_trace
-from muninn_bench.studies.closed_loop.pictures import Recorder
 from muninn_bench.studies.closed_loop.study import Paths, Settings, run_study, scout
 from muninn_bench.studies.closed_loop.tables import bound_of
 from muninn_bench.studies.closed_loop.traces import Replayed, Timed, measured

@@ -20,7 +20,7 @@ from muninn.certify.metrics import Metric, measure
 from muninn.certify.paired import call_seed
 from muninn.loop.escalation import Needs
 from muninn.loop.request import Reply, Request
-from muninn_bench.studies.closed_loop.loop import Flight, Plan, SimulatedWorker, Watcher, fly
+from muninn_bench.studies.closed_loop.loop import Flight, Plan, Recorder, SimulatedWorker, fly
 from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, Method, needs, supervisor
 from muninn_bench.studies.closed_loop.traces import Drawn, Latency, Trace, instant
 
@@ -141,7 +141,7 @@ def fly_one(
     *,
     metric: Metric | None = None,
     plan: Plan | None = None,
-    watcher: Watcher | None = None,
+    watcher: Recorder | None = None,
 ) -> Flight:
     """Fly one episode.
 

@@ -12,13 +12,15 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from muninn.loop.escalation import Execute
 from muninn.loop.request import Reply, Request
 from muninn.loop.supervisor import CallReport, Command, Observation, Supervisor
+from muninn.model.schedule import FloatArray
 from muninn_bench.platform import Episode, Platform, Snapshot
 from muninn_bench.studies.closed_loop.traces import Latency, Timed
 
@@ -126,20 +128,49 @@ class Flight:
         return cls(**{**data, "calls": calls, "jobs": jobs})
 
 
-class Watcher(Protocol):
-    """Looks on; has no influence."""
+@dataclass(frozen=True)
+class Seen:
+    """A moment: where the robot is, the latest call, and the plan it follows, None in a hold."""
+
+    snapshot: Snapshot
+    call: FlownCall | None
+    path: FloatArray | None
+
+
+class Recorder:
+    """Looks on and keeps one episode; has no influence.
+
+    Attributes:
+        seen, calls: moments, and calls answered before the episode ended, in order.
+        world: lines of walls, shores and obstacles, each (points, 2 or 3), world units; of the
+            platform and the episode, where they have ``outlines()``.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+        self.flight: Flight | None = None
 
     def begin(self, episode: Episode, method: str, seed: int) -> None:
-        """An episode starts."""
+        """An episode starts: forget the one before."""
+        self.calls: list[FlownCall] = []
+        self._path: FloatArray | None = None
+        parts = [part for part in (self.platform, episode) if hasattr(part, "outlines")]
+        self.world: list[FloatArray] = [line for part in parts for line in part.outlines()]
+        self.goal = np.asarray(episode.goal)
+        self.seen = [Seen(episode.snapshot(), None, None)]
 
     def moment(self, snapshot: Snapshot) -> None:
         """A slice of simulated time has passed."""
+        self.seen.append(Seen(snapshot, self.calls[-1] if self.calls else None, self._path))
 
     def call(self, call: FlownCall, plan: Tensor | None) -> None:
         """A call was answered; ``plan`` (horizon, dim) is followed from now on, None holds."""
+        self.calls.append(call)
+        self._path = None if plan is None else self.platform.path(plan)
 
     def end(self, flight: Flight) -> None:
         """The episode is over."""
+        self.flight = flight
 
 
 def fly(
@@ -148,7 +179,7 @@ def fly(
     worker: SimulatedWorker,
     seed: int,
     method: str = "",
-    watcher: Watcher | None = None,
+    watcher: Recorder | None = None,
 ) -> tuple[Flight, list[tuple[Tensor, Command]]]:
     """Run the episode of a seed to its outcome; returns also context and command of every call.
 
@@ -194,7 +225,7 @@ def fly(
     return flight, asked
 
 
-def _advance(episode: Episode, until: float, period: float, watcher: Watcher | None) -> None:
+def _advance(episode: Episode, until: float, period: float, watcher: Recorder | None) -> None:
     """Simulate until a time, in slices that do not depend on who is watching."""
     width = period / SLICES
     while episode.outcome is None and episode.time < until - 1e-9:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
-from torch import Tensor
 
 from muninn.certify.certificate import Certificate
 from muninn.model.schedule import FloatArray
-from muninn_bench.platform import Episode, Platform, Snapshot
 from muninn_bench.report.style import COLOURS, save, subplots
-from muninn_bench.studies.closed_loop.loop import Flight, FlownCall
+from muninn_bench.studies.closed_loop.loop import Flight, FlownCall, Recorder
 from muninn_bench.studies.closed_loop.methods import METHODS
 from muninn_bench.studies.closed_loop.tables import Row, bound_of
 
@@ -24,51 +21,6 @@ FRAMES, BINS = 60, 8
 """Of a GIF at most, and along the axis of a cloud of calls."""
 
 OURS, PLANNED, GOAL, ROOM = COLOURS["muninn"], COLOURS["fewsteps"], "#c0392b", "#3f8f5b"
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A moment: where the robot is, the latest call, and the plan it follows, None in a hold."""
-
-    snapshot: Snapshot
-    call: FlownCall | None
-    path: FloatArray | None
-
-
-class Recorder:
-    """Keeps one episode; see :class:`muninn_bench.studies.closed_loop.loop.Watcher`.
-
-    Attributes:
-        seen, calls: moments, and calls answered before the episode ended, in order.
-        world: lines of walls, shores and obstacles, each (points, 2 or 3), world units; of the
-            platform and the episode, where they have ``outlines()``.
-    """
-
-    def __init__(self, platform: Platform) -> None:
-        self.platform = platform
-        self.flight: Flight | None = None
-
-    def begin(self, episode: Episode, method: str, seed: int) -> None:
-        """Forget the episode before."""
-        self.calls: list[FlownCall] = []
-        self._path: FloatArray | None = None
-        parts = [part for part in (self.platform, episode) if hasattr(part, "outlines")]
-        self.world: list[FloatArray] = [line for part in parts for line in part.outlines()]
-        self.goal = np.asarray(episode.goal)
-        self.seen = [Seen(episode.snapshot(), None, None)]
-
-    def moment(self, snapshot: Snapshot) -> None:
-        """Keep it."""
-        self.seen.append(Seen(snapshot, self.calls[-1] if self.calls else None, self._path))
-
-    def call(self, call: FlownCall, plan: Tensor | None) -> None:
-        """Keep it, and the plan."""
-        self.calls.append(call)
-        self._path = None if plan is None else self.platform.path(plan)
-
-    def end(self, flight: Flight) -> None:
-        """Keep it."""
-        self.flight = flight
 
 
 def draw_gif(path: Path, recorder: Recorder, certificate: Certificate, title: str) -> None:

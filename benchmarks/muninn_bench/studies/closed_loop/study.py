@@ -37,6 +37,7 @@ from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSe
 from muninn_bench.measure.baselines import few_steps
 from muninn_bench.measure.matched import allowed_share, mean_evaluations
 from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.networks.on_gpu import evaluate_on_gpu
 from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
 from muninn_bench.processes import spread
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_all
@@ -47,7 +48,6 @@ from muninn_bench.studies.closed_loop.methods import (
     find_method,
     measure_trace,
 )
-from muninn_bench.studies.closed_loop.on_gpu import evaluate_on_gpu
 from muninn_bench.studies.closed_loop.traces import Trace
 from muninn_bench.tasks.flown import FlownEpisode
 

@@ -13,8 +13,8 @@ from muninn.certify.certificate import Certificate
 from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
 from muninn_bench.platform import Episode, Platform, Snapshot
-from muninn_bench.studies.closed_loop.loop import Flight, FlownCall
-from muninn_bench.studies.closed_loop.pictures import Recorder, draw_gif
+from muninn_bench.studies.closed_loop.loop import Flight, FlownCall, Recorder
+from muninn_bench.studies.closed_loop.pictures import draw_gif
 from muninn_bench.studies.closed_loop.tables import bound_of
 
 _MODES = {"nominal": 0, "damp": 1, "resample": 2, "full": 3}

@@ -12,7 +12,7 @@ from muninn_bench.report.style import TITLES
 from muninn_bench.report.table import markdown, print_table, write_csv
 from muninn_bench.studies.closed_loop import pictures
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
-from muninn_bench.studies.closed_loop.loop import Flight
+from muninn_bench.studies.closed_loop.loop import Flight, Recorder
 from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms, needs
 from muninn_bench.studies.closed_loop.tables import (
     DEPLOYED,
@@ -65,7 +65,7 @@ def _draw_flight(
     """The flight of the deployed program that escaped most narrowly, flown again from its trace."""
     escaped = [flight for flight in flights if flight.outcome == "success"] or flights
     chosen = min(escaped, key=lambda flight: flight.smallest_clearance)
-    recorder, method = pictures.Recorder(programs.platform), METHODS[DEPLOYED]
+    recorder, method = Recorder(programs.platform), METHODS[DEPLOYED]
     ticket, needed = Ticket(method, chosen.seed), needs(programs.platform, trace)
     fly_one(programs, ticket, Replayed(chosen.jobs), needed, watcher=recorder)
     pictures.plot_timeline(out / "timeline.png", recorder, programs.certificate)
