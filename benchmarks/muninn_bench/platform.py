@@ -1,8 +1,8 @@
 """What a closed loop needs of a robot: episodes on a simulated clock, and a planner for them.
 
-The loop itself (:mod:`muninn_bench.studies.closed_loop`) asks an episode for a context, plans, lets the
-simulated clock run for as long as planning took, while the robot goes on with what it had, and then
-hands over the new plan.
+The loop (:mod:`muninn_bench.studies.closed_loop`) takes a context, plans, lets the simulated clock
+run for as long as planning took, while the robot goes on with what it had, and then hands over the
+new plan.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
+from muninn.certify.metrics import Metric
 from muninn.context import Context
 from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
 
-FloatArray = NDArray[np.float64]
 Outcome = Literal["success", "collision", "timeout"]
+
+STUDIED, SCOUTED = 1_000_000, 2_000_000
+"""First seeds of the episodes that a study flies, and of those that a certificate is made from."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a viewer wants to know of a moment.
+    """A moment, as a viewer wants it.
 
     Attributes:
         time: simulated seconds since the episode began.
@@ -86,16 +90,18 @@ class Platform(Protocol):
     """A robot, its world and its planner.
 
     Attributes:
-        name: for options and tables.
+        name: of its folders under ``models`` and ``results/closed-loop``.
         planner: full compute, the bundled teacher's.
         period: seconds between planning calls.
         candidates: new samples of an escalated call, as the paper's for the platform.
+        tolerance: metres that a cached plan may be away from the full one, at its worst frame.
     """
 
     name: str
     planner: Planner
     period: float
     candidates: int
+    tolerance: float
 
     def begin(self, seed: int) -> Episode:
         """A fresh episode: start, goal, disturbances and sensor noise drawn from the seed."""
@@ -108,3 +114,17 @@ class Platform(Protocol):
     def path(self, plan: Tensor) -> FloatArray:
         """A plan's positions in world units, (horizon, 2) or (horizon, 3)."""
         ...
+
+
+def position_metric(platform: Platform) -> Metric:
+    """Largest distance in metres between the positions of two plans at the same frame."""
+
+    def largest_distance_m(full: Tensor, cached: Tensor) -> Tensor:
+        apart = [
+            np.linalg.norm(platform.path(one) - platform.path(other), axis=1).max()
+            for one, other in zip(full.cpu(), cached.cpu(), strict=True)
+        ]
+        return torch.tensor(np.array(apart))
+
+    largest_distance_m.__qualname__ = "largest_distance_m"
+    return largest_distance_m

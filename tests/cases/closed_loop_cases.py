@@ -15,8 +15,9 @@ from muninn.certify.metrics import rms_step
 from muninn.context import Context
 from muninn.loop.request import Reply, Request
 from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
 from muninn_bench.measure.alternatives import Alternative
-from muninn_bench.platform import FloatArray, Outcome, Snapshot
+from muninn_bench.platform import Outcome, Snapshot
 from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms
 from muninn_bench.studies.closed_loop.traces import Timed, Trace
 
@@ -83,6 +84,7 @@ class PointPlatform:
     planner: Planner = field(default_factory=loop_cases.planner)
     period: float = PERIOD
     candidates: int = 4
+    tolerance: float = loop_cases.TOLERANCE
     reachable: bool = True
     begun: list[PointEpisode] = field(default_factory=list)
 

@@ -97,3 +97,16 @@ def spearman(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> tuple[float, 
         return float("nan"), float("nan")
     result = stats.spearmanr(first, second)
     return float(result.statistic), float(result.pvalue)
+
+
+def differ_p_value(first: ArrayLike, second: ArrayLike) -> float:
+    """Two-sided exact McNemar p-value that two methods succeed equally often on the same trials.
+
+    >>> differ_p_value([True] * 6 + [False], [False] * 6 + [True])
+    0.125
+    """
+    one, two = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
+    differ = int((one != two).sum())
+    if not differ:
+        return 1.0
+    return float(stats.binomtest(int((one & ~two).sum()), differ, 0.5).pvalue)

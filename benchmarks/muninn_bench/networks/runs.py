@@ -66,7 +66,7 @@ def load_runs(path: Path) -> Runs:
         InputError: it holds something else.
     """
     if not path.exists():
-        raise FileNotFoundError(f"no runs at {path}; record them with the platform's data module")
+        raise FileNotFoundError(f"no runs at {path}; record them with the data module of the task")
     with np.load(path) as stored:
         if "differences" not in stored:
             raise InputError(

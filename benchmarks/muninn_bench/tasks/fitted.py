@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.linalg import solveh_banded
 
-from muninn_bench.platform import FloatArray
+from muninn.model.schedule import FloatArray
 
 FIT = 36.0
 """How much more exact a plan's velocities are, times the time between frames, than its positions:

@@ -61,6 +61,7 @@ class CachedPlanner:
         self._watch: Watch | None = None
         self._rewritten: Places = {}  # by the network itself, whenever it is asked
         self._identifying = threading.Lock()
+        self._ran = certificate.questions is not None  # under our eyes
         self._unidentified: str | None = None  # what a fingerprint leaves out, as it was at first
         self._judged = reason
         if certificate is not None and (found := self._identify(certificate)):
@@ -142,7 +143,9 @@ class CachedPlanner:
 
     def _judge(self, change: str | None) -> str | None:
         """Why the network does not fit; identifies it again where weights or settings changed."""
-        if change == "code":
+        # A file without questions never ran the network, which may set itself up at its first call.
+        new, self._ran = not self._ran, True
+        if change == "code" and not new:
             return (
                 "network: a method, a hook or another function that it runs was replaced after the "
                 f"certificate was compared with it; {_PUT_BACK}"

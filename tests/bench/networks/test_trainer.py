@@ -21,6 +21,7 @@ from muninn_bench.networks import (
     load_teacher,
     trainer,
 )
+from muninn_bench.networks.runs import Runs
 from muninn_bench.networks.teacher import NetworkConfig
 from muninn_bench.networks.trainer import Training, train
 from muninn_bench.networks.windows import (
@@ -31,7 +32,6 @@ from muninn_bench.networks.windows import (
     symmetric_limits,
 )
 from muninn_bench.planners.diffuser_lesson import DiffuserLesson, PlanLoss
-from muninn_bench.tasks.maze2d.data import MazeRuns
 
 TINY_TRANSFORMER = TransformerConfig(
     patch=4, width=16, blocks=4, heads=2, frame_width=8, time_width=16
@@ -46,9 +46,9 @@ def straight_runs(count: int) -> list[np.ndarray]:
     return [np.arange(4 + index % 5)[:, None] * slope for index, slope in enumerate(slopes)]
 
 
-def as_runs(runs: list[np.ndarray]) -> MazeRuns:
+def as_runs(runs: list[np.ndarray]) -> Runs:
     offsets = np.concatenate([[0], np.cumsum([len(run) for run in runs])]).astype(np.int64)
-    return MazeRuns(np.concatenate(runs).astype(np.float32), offsets)
+    return Runs(np.concatenate(runs).astype(np.float32), offsets, 0.03, 2, 4)
 
 
 def lesson(network: NetworkConfig = TINY) -> DiffuserLesson:

@@ -14,11 +14,9 @@ from muninn.errors import InputError
 from muninn.loop.request import Request
 from muninn_bench.measure.alternatives import Alternative, deviations
 from muninn_bench.measure.matched import allowed_share
-from muninn_bench.studies.closed_loop.certified import position_metric, scout
-from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms
-from muninn_bench.studies.closed_loop.settings import Settings
-from muninn_bench.studies.closed_loop.study import Paths, prepare
-from muninn_bench.studies.closed_loop.timing import measure_trace
+from muninn_bench.platform import position_metric
+from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, measure_trace
+from muninn_bench.studies.closed_loop.study import Paths, Settings, prepare, scout
 
 SCOUTS = 24
 
@@ -31,7 +29,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def test_fewer_steps_are_tuned_once_on_scouted_calls(paths: Paths) -> None:
-    settings = Settings(loop_cases.TOLERANCE, live=4, processes=1, scouts=SCOUTS)
+    settings = Settings(live=4, processes=1, scouts=SCOUTS)
     without = prepare(cases.platform, settings, paths, fewer=False)
     assert without.fewer is None and not paths.fewer.exists()
     made = prepare(cases.platform, settings, paths).fewer
@@ -48,7 +46,7 @@ def test_fewer_steps_are_tuned_once_on_scouted_calls(paths: Paths) -> None:
     plain = np.quantile(
         deviations(even.run(robot.planner), calls, SCOUTS), 1 - share, method="lower"
     )
-    assert made.excess <= plain / settings.tolerance + 1e-9
+    assert made.excess <= plain / robot.tolerance + 1e-9
     known = paths.fewer.stat().st_mtime_ns
     assert prepare(cases.platform, settings, paths).fewer == made
     assert paths.fewer.stat().st_mtime_ns == known
@@ -57,7 +55,7 @@ def test_fewer_steps_are_tuned_once_on_scouted_calls(paths: Paths) -> None:
 def test_without_them_nothing_is_timed_and_their_method_says_what_to_do() -> None:
     programs = cases.programs()
     contexts = loop_cases.starts(3, 0)
-    without = ClosedLoopPrograms(programs.platform, programs.fast)
+    without = ClosedLoopPrograms(programs.platform, loop_cases.fast())
     assert "fewsteps" not in {
         job.program for job in measure_trace(without, contexts, 1, progress=False).jobs
     }

@@ -8,7 +8,7 @@ import math
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,19 @@ from muninn.certify.risk import order_statistic
 from muninn.errors import CalibrationError, InputError
 from muninn.loop.escalation import Needs
 from muninn_bench.cli import app
-from muninn_bench.studies.closed_loop import recording, tables, view
+from muninn_bench.platform import position_metric
+from muninn_bench.studies.closed_loop import pictures, tables, view
 from muninn_bench.studies.closed_loop import study as study_module
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
-from muninn_bench.studies.closed_loop.certified import position_metric, scout
-from muninn_bench.studies.closed_loop.command import read_flights, write_flights
-from muninn_bench.studies.closed_loop.loop import Flight, FlownCall
-from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms
-from muninn_bench.studies.closed_loop.recording import Recorder, bound_of
-from muninn_bench.studies.closed_loop.settings import Settings
-from muninn_bench.studies.closed_loop.study import Paths, run_study
-from muninn_bench.studies.closed_loop.timing import measure_trace
+from muninn_bench.studies.closed_loop.live import read_flights, write_flights
+from muninn_bench.studies.closed_loop.loop import Flight, FlownCall, Recorder
+from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms, measure_trace
+from muninn_bench.studies.closed_loop.study import Paths, Settings, run_study, scout
+from muninn_bench.studies.closed_loop.tables import bound_of
 from muninn_bench.studies.closed_loop.traces import Replayed, Timed, measured
 from muninn_bench.studies.closed_loop.write import write_results
 
 SETTINGS = Settings(
-    loop_cases.TOLERANCE,
     episodes=5,
     live=4,
     processes=1,
@@ -67,9 +64,9 @@ def test_an_interrupted_study_goes_on_where_it_stopped(
     assert len(whole) == 15
 
     flown = study_module.fly_all
+    kept: list[Flight] = []
 
     def interrupted(*arguments: Any) -> None:
-        kept: list[Flight] = []
         done = arguments[4]
 
         def stop_at_seven(flight: Flight) -> None:
@@ -114,7 +111,7 @@ def test_processes_share_the_episodes(paths: Paths) -> None:
 
 _FAMILY = """
 import multiprocessing, time
-from muninn_bench.studies.closed_loop.processes import end_with_parent
+from muninn_bench.processes import end_with_parent
 
 def child(started):
     end_with_parent()
@@ -190,8 +187,9 @@ def test_a_trace_is_measured_for_every_program() -> None:
 
 def _call(**changes: Any) -> FlownCall:
     plain = FlownCall(
-        0.0, 0.1, 1.0, "nominal", 0.5, 0.01, "execute", "cached", 1.0, None, False, 10, 1
-    )
+        0, 0.0, 0.1, 0.5, "nominal", 0.5, 0.01, "execute", "cached", 1.0, None, None, 10,
+        ("cached",), False, 1.0, 1,
+    )  # fmt: skip
     return replace(plain, **changes)
 
 
@@ -203,7 +201,7 @@ def test_rows_count_what_happened() -> None:
     calls = (
         _call(),
         _call(mode="damp", factor=0.7),
-        _call(mode="resample", source="resampled", factor=0.5, evaluations=50, handed=0.3),
+        _call(mode="resample", source="resampled", factor=0.5, evaluations=50, finished=0.3),
         _call(mode="full", source="full", evaluations=110),
         _call(action="hold", source=None, factor=None, late=True, evaluations=0),
     )
@@ -265,26 +263,26 @@ def test_paired_tests_against_scipy() -> None:
     ]
     found = tables.compare(flights, "a", "b")
     lost, gained = int((first & ~second).sum()), int((~first & second).sum())
-    assert found.success_p == pytest.approx(stats.binomtest(lost, lost + gained).pvalue)
+    assert found["success_p"] == pytest.approx(stats.binomtest(lost, lost + gained).pvalue)
     greater = stats.binomtest(lost, lost + gained, alternative="greater").pvalue
-    assert found.worse_p == pytest.approx(greater)
-    assert found.collisions_p == found.success_p  # here a failure is a collision
-    assert found.more_collisions_p == found.worse_p
+    assert found["worse_p"] == pytest.approx(greater)
+    assert found["collisions_p"] == found["success_p"]  # here a failure is a collision
+    assert found["more_collisions_p"] == found["worse_p"]
     both = np.flatnonzero(first & second)
     differences = (both % 7).astype(float)
-    assert found.both == len(both)
-    assert found.faster_s == pytest.approx(differences.mean())
-    assert found.faster_low < found.faster_s < found.faster_high
-    assert found.time_p == pytest.approx(stats.wilcoxon(differences).pvalue)
+    assert found["both"] == len(both)
+    assert found["faster_s"] == pytest.approx(differences.mean())
+    assert found["faster_low"] < found["faster_s"] < found["faster_high"]
+    assert found["time_p"] == pytest.approx(stats.wilcoxon(differences).pvalue)
     same = tables.compare(flights, "a", "a")
-    assert (same.success_p, same.time_p, same.faster_s) == (1.0, 1.0, 0.0)
+    assert (same["success_p"], same["time_p"], same["faster_s"]) == (1.0, 1.0, 0.0)
 
 
 def test_seeds_that_only_one_method_flew_are_left_out_of_pairs() -> None:
     flights = [_flight("a", seed, "success", 1.0) for seed in range(5)]
     flights += [_flight("b", seed, "collision", 1.0) for seed in range(3, 8)]
     found = tables.compare(flights, "a", "b")
-    assert found.success_p == pytest.approx(stats.binomtest(2, 2).pvalue)
+    assert found["success_p"] == pytest.approx(stats.binomtest(2, 2).pvalue)
 
 
 # -- files and pictures -------------------------------------------------------------------------
@@ -293,7 +291,7 @@ def test_seeds_that_only_one_method_flew_are_left_out_of_pairs() -> None:
 def test_results_are_written_whole(
     paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording, "FRAMES", 4)
+    monkeypatch.setattr(pictures, "FRAMES", 4)
     flights, trace = run_study(cases.platform, cases.programs(), SETTINGS, paths)
     programs = ClosedLoopPrograms(cases.platform(), loop_cases.fast())
     out = tmp_path / "out"
@@ -351,7 +349,7 @@ def test_without_a_screen_the_view_writes_files(
 ) -> None:
     pytest.importorskip("rerun")
     monkeypatch.setattr(view, "has_screen", lambda: False)
-    monkeypatch.setattr(recording, "FRAMES", 4)
+    monkeypatch.setattr(pictures, "FRAMES", 4)
     programs = cases.programs()
     shown = view.View(programs.platform, loop_cases.certificate(), tmp_path)
     fly_one(programs, Ticket(METHODS["combined"], 1), lambda job: 0.1, Needs(), watcher=shown)
@@ -361,7 +359,7 @@ def test_without_a_screen_the_view_writes_files(
 
 def test_the_view_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rerun", None)
-    with pytest.raises(InputError, match=r"muninn-diffusion\[viz\]"):
+    with pytest.raises(InputError, match=r"muninn-bench\[viz\]"):
         view.View(cases.platform(), loop_cases.certificate(), tmp_path)
 
 
@@ -371,8 +369,8 @@ def test_the_view_says_what_to_install(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--platform", "submarine"), "choose from maze2d, crazyflie, asv"),
-        (("--platform", "maze2d", "--episodes", "0"), "--episodes is at least 1"),
+        (("--task", "submarine"), "choose from asv, crazyflie"),
+        (("--task", "maze2d", "--episodes", "0"), "--episodes is at least 1"),
     ],
 )
 def test_the_command_refuses_what_it_does_not_know(arguments: tuple[str, ...], said: str) -> None:
@@ -383,5 +381,5 @@ def test_the_command_refuses_what_it_does_not_know(arguments: tuple[str, ...], s
 
 def test_jobs_are_plain_json() -> None:
     flight = fly_one(cases.programs(), Ticket(METHODS["combined"], 0), measured, Needs())
-    assert json.loads(json.dumps(flight.to_json()))["jobs"][0]["program"] == "cached"
+    assert json.loads(json.dumps(asdict(flight)))["jobs"][0]["program"] == "cached"
     assert isinstance(flight.jobs[0], Timed)

@@ -16,7 +16,7 @@ from muninn_bench.tasks.crazyflie import arena, route
 from muninn_bench.tasks.crazyflie.arena import Problem
 from muninn_bench.tasks.crazyflie.episode import LOST, CrazyflieEpisode
 from muninn_bench.tasks.crazyflie.model import Wind
-from muninn_bench.tasks.crazyflie.navigation import Crazyflie
+from muninn_bench.tasks.crazyflie.platform import Crazyflie
 from muninn_bench.tasks.crazyflie.reference import PlanSpline
 from muninn_bench.tasks.crazyflie.route import HORIZON
 

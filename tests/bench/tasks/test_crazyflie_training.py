@@ -1,4 +1,4 @@
-"""Training on runs of any layout: files, windows, what is inpainted, the Crazyflie's command."""
+"""Training on runs of any layout: files, windows, what is inpainted, what a task trains."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from muninn_bench.networks.train import PlanLoss, TrainingConfig, train
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn_bench.networks import TemporalUnet, UnetConfig, load_teacher
-from muninn_bench.networks import platform_training as training
 from muninn_bench.networks.runs import Runs, load_runs, save_runs
+from muninn_bench.networks.trainer import Training, train
 from muninn_bench.networks.windows import PlanSource, split_runs, symmetric_limits
-from muninn_bench.tasks.crazyflie import train as command
+from muninn_bench.planners.diffuser_lesson import DiffuserLesson, PlanLoss
+from muninn_bench.registry import find_task
+from muninn_bench.tasks.flown import FlownTask
 
 TINY = UnetConfig(channels=6, widths=(8, 16), blocks=1, middle_blocks=1, time_width=16, heads=2)
 
@@ -73,35 +74,40 @@ def test_the_loss_inpaints_as_many_channels_as_the_runs_say() -> None:
     network = Recorder(TINY, schedule, 16)
     clean, noise, t = torch.randn(3, 16, 6), torch.randn(3, 16, 6), torch.tensor([1, 5, 9])
     for channels in (2, 6):
-        PlanLoss(network, torch.from_numpy(schedule.alpha_bar), channels)(clean, noise, t)
+        PlanLoss(torch.from_numpy(schedule.alpha_bar), channels)(network, clean, noise, t)
         ends, given = seen[-1][:, [0, -1]], clean[:, [0, -1]]
         assert torch.equal(ends[..., :channels], given[..., :channels])
         assert (ends[..., channels:] != given[..., channels:]).all()
 
 
 def test_training_takes_layout_and_time_from_the_runs(tmp_path: Path) -> None:
-    save_runs(tmp_path / "runs.npz", make_runs())
-    config = TrainingConfig(
-        data=tmp_path / "runs.npz", out=tmp_path / "out", maximum_steps=2, batch=4, horizon=16,
-        diffusion_steps=10, device="cpu", fast=False, network=TINY,
-    )  # fmt: skip
-    teacher = load_teacher(train(config))
+    cpu = torch.device("cpu")
+    lesson = DiffuserLesson(make_runs(), TINY, 16, cpu, steps=10)
+    settings = Training(tmp_path / "out", steps=2, batch=4, device="cpu", fast=False)
+    teacher = load_teacher(train(lesson, settings))
     assert (teacher.frame_seconds, teacher.horizon, len(teacher.low)) == (0.1, 16, 6)
     with pytest.raises(InputError, match="6 channels, the network 4"):
-        train(replace(config, network=replace(TINY, channels=4)))
+        DiffuserLesson(make_runs(), replace(TINY, channels=4), 16, cpu)
 
 
-def test_the_command_trains_the_planner_of_the_platform(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "channels", "positions", "horizon", "batch"),
+    [("crazyflie", 6, 3, 72, 1024), ("asv", 4, 2, 128, 512)],
+)
+def test_a_task_trains_its_own_network_on_its_own_runs(
+    name: str, channels: int, positions: int, horizon: int, batch: int, tmp_path: Path
 ) -> None:
-    seen: list[TrainingConfig] = []
-
-    def record(config: TrainingConfig) -> Path:
-        seen.append(config)
-        return config.out
-
-    monkeypatch.setattr(training, "train", record)
-    command.main(["--data", "a.npz", "--out", "b", "--minutes", "6"])
-    assert (seen[0].data, seen[0].out, seen[0].minutes) == (Path("a.npz"), Path("b"), 6.0)
-    assert (seen[0].fast, seen[0].horizon, seen[0].network) == (True, 72, command.NETWORK)
-    assert (seen[0].network.channels, seen[0].diffusion_steps) == (6, 100)
+    task = find_task(name)
+    assert isinstance(task, FlownTask)
+    settings = task.training("diffuser", tmp_path)
+    assert (settings.out, settings.batch, settings.fast) == (tmp_path, batch, True)
+    assert (task.recording.position_channels, task.recording.state_channels) == (
+        positions,
+        channels,
+    )
+    full = make_runs()
+    save_runs(tmp_path / "runs.npz", replace(full, frames=full.frames[:, :channels]))
+    lesson = task.lesson("diffuser", tmp_path / "runs.npz", replace(settings, device="cpu"))
+    assert lesson.network.config == task.network
+    (plans, _, _) = lesson.batch(2, torch.Generator().manual_seed(0))
+    assert plans.shape == (2, horizon, channels)

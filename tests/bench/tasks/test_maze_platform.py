@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from muninn.errors import InputError
-from muninn_bench import registry
-from muninn_bench.registry import NAMES, load_platform
 from muninn_bench.tasks.maze2d.clearance import wall_distance
 from muninn_bench.tasks.maze2d.controller import TIME_STEP, ControllerConfig, tracking_action
 from muninn_bench.tasks.maze2d.flight import (
@@ -212,22 +209,3 @@ def test_outlines_lie_between_walls_and_free_cells() -> None:
     steps = ((0, 1), (1, 0), (0, -1), (-1, 0))
     neighbours = [WALLS[row + a, column + b] for row, column in free for a, b in steps]
     assert len(lines) == sum(neighbours)
-
-
-# -- the registry -------------------------------------------------------------------------------
-
-
-def test_platforms_are_found_by_name() -> None:
-    assert NAMES == ("maze2d", "crazyflie", "asv")
-    assert load_platform("maze2d").name == "maze2d"
-    with pytest.raises(InputError, match="no platform 'boat'; choose from maze2d, crazyflie, asv"):
-        load_platform("boat")
-
-
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> object:
-        raise ImportError("No module named 'osqp'")
-
-    monkeypatch.setattr(registry, "import_module", missing)
-    with pytest.raises(InputError, match=r"'osqp'.*pip install 'muninn-diffusion\[fly\]'"):
-        load_platform("asv")

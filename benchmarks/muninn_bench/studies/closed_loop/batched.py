@@ -1,17 +1,18 @@
 """Many episodes at once: their planning jobs share batches, their latencies come from a trace.
 
-What an episode does depends on planning only through plans and latencies. Reply are the same in a
-batch (up to how the network rounds one), and latencies are drawn from what single jobs took. So a
-study of thousands of calls needs no thousands of single calls. Each episode runs in a thread of its
-own, because a supervisor waits for its answer; whenever every live episode waits, all their jobs
-are planned together.
+An episode depends on planning only through plans and latencies. Plans are the same in a batch (up
+to how the network rounds one), and latencies are drawn from those of single jobs, so a study need
+not make thousands of single calls. Each episode runs in a thread of its own, because a supervisor
+waits for its answer; whenever every live episode waits, all their jobs are planned together.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,9 +20,8 @@ from muninn.certify.metrics import Metric, measure
 from muninn.certify.paired import call_seed
 from muninn.loop.escalation import Needs
 from muninn.loop.request import Reply, Request
-from muninn_bench.studies.closed_loop.loop import Flight, Loop, Watcher
+from muninn_bench.studies.closed_loop.loop import Flight, Plan, Recorder, SimulatedWorker, fly
 from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, Method, needs, supervisor
-from muninn_bench.studies.closed_loop.runner import Plan, SimulatedWorker
 from muninn_bench.studies.closed_loop.traces import Drawn, Latency, Trace, instant
 
 LIVE = 48
@@ -39,58 +39,55 @@ class Ticket:
 class Pool:
     """Collects the jobs of live episodes until all of them wait, then plans them together."""
 
-    def __init__(self, programs: ClosedLoopPrograms, live: int) -> None:
-        self._programs = programs
-        self._live = live
+    def __init__(self, programs: ClosedLoopPrograms, episodes: int, live: int) -> None:
+        self._programs, self._left, self._most = programs, episodes, live
         self._changed = threading.Condition()
-        self._waiting: dict[int, tuple[str, Request]] = {}
-        self._answers: dict[int, Reply] = {}
+        self._waiting: dict[int, tuple[str, Request, Future[Reply]]] = {}
         self._closed: BaseException | None = None
 
     def plan(self, number: int, program: str, job: Request) -> Reply:
-        """The plans of the episode ``number``; waits until everyone else waits as well.
-
-        Raises:
-            BaseException: what ended :meth:`serve`.
-        """
+        """The plans of an episode, once all others wait as well; raises what closed the pool."""
+        answer: Future[Reply] = Future()
         with self._changed:
-            self._waiting[number] = (program, job)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: number in self._answers or self._closed is not None)
             if self._closed is not None:
                 raise self._closed
-            return self._answers.pop(number)
+            self._waiting[number] = (program, job, answer)
+            self._changed.notify_all()
+        return answer.result()
 
     def leave(self) -> None:
-        """An episode's thread is done."""
+        """An episode is over; the next one takes its place."""
         with self._changed:
-            self._live -= 1
+            self._left -= 1
+            self._changed.notify_all()
+
+    def close(self, error: BaseException) -> None:
+        """Plan no more; whoever waits is told why."""
+        with self._changed:
+            self._closed = self._closed or error
+            for _, _, answer in self._waiting.values():
+                answer.set_exception(self._closed)
+            self._waiting.clear()
             self._changed.notify_all()
 
     def serve(self) -> None:
-        """Plan for the episodes until the last has left; runs in the caller's thread."""
-        try:
-            while asked := self._everyone():
-                answers = self._programs.plan_all(list(asked.values()))
-                with self._changed:
-                    self._answers.update(zip(asked, answers, strict=True))
-                    self._changed.notify_all()
-        except BaseException as error:  # whoever waits must be told, also of Ctrl-C
-            with self._changed:
-                self._closed = error
-                self._changed.notify_all()
-            raise
+        """Plan in the caller's thread until the last episode has left.
 
-    def _everyone(self) -> dict[int, tuple[str, Request]]:
-        """The jobs of all live episodes, once all wait; none when none is left.
-
-        In order of episodes, so that batches are the same whoever came first.
+        Batches are in order of episodes, so that they are the same whoever came first.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._waiting) == self._live)
-            asked = dict(sorted(self._waiting.items()))
-            self._waiting.clear()
-        return asked
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closed or len(self._waiting) == min(self._left, self._most)
+                )
+                asked = [self._waiting[number] for number in sorted(self._waiting)]
+            if not asked:
+                return
+            plans = self._programs.plan_all([(program, job) for program, job, _ in asked])
+            with self._changed:
+                self._waiting.clear()
+            for (_, _, answer), made in zip(asked, plans, strict=True):
+                answer.set_result(made)
 
 
 def fly_all(
@@ -104,90 +101,70 @@ def fly_all(
     """Fly episodes in batches; ``done`` is called with each as soon as it is over.
 
     Raises:
-        Exception: the first that an episode or the planner raised.
+        BaseException: the first that an episode, ``done`` or the planner raised.
     """
-    remaining = iter(enumerate(tickets))
     lock = threading.Lock()
-    failures: list[BaseException] = []
     needed = needs(programs.platform, trace)
-    count = min(live, len(tickets))
-    pool = Pool(programs, count)
+    pool = Pool(programs, len(tickets), live)
 
-    def work() -> None:
+    def work(number: int, ticket: Ticket) -> None:
         try:
-            while not failures:
-                with lock:
-                    number, ticket = next(remaining, (-1, None))
-                if ticket is None:
-                    return
-                ask = _numbered(pool, number)
-                flight = fly_drawn(programs, ticket, trace, needed, metric, ask)
-                with lock:
-                    done(flight)
+            ask = partial(pool.plan, number)
+            flight = fly_one(programs, ticket, trace, needed, metric=metric, plan=ask)
+            with lock:
+                done(flight)
         except BaseException as error:
-            failures.append(error)
+            pool.close(error)
+            raise
         finally:
             pool.leave()
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    pool.serve()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
-def _numbered(pool: Pool, number: int) -> Plan:
-    return lambda program, job: pool.plan(number, program, job)
-
-
-def fly_drawn(
-    programs: ClosedLoopPrograms,
-    ticket: Ticket,
-    trace: Trace,
-    needed: Needs,
-    metric: Metric,
-    plan: Plan | None = None,
-) -> Flight:
-    """One episode with latencies drawn from a trace, by its seed; the same for every method."""
-    latency = Drawn(trace, call_seed(ticket.seed, 7)) if ticket.method.charged else instant
-    return fly_one(programs, ticket, latency, needed, metric=metric, plan=plan)
+    with ThreadPoolExecutor(live) as crew:
+        flown = [crew.submit(work, number, ticket) for number, ticket in enumerate(tickets)]
+        try:
+            pool.serve()
+        except BaseException as error:  # whoever waits must be told, also of Ctrl-C
+            pool.close(error)
+            raise
+        finally:
+            crew.shutdown(wait=False, cancel_futures=True)
+    for future in flown:
+        if not future.cancelled():
+            future.result()
 
 
 def fly_one(
     programs: ClosedLoopPrograms,
     ticket: Ticket,
-    latency: Latency,
+    latency: Latency | Trace,
     needed: Needs,
     *,
     metric: Metric | None = None,
     plan: Plan | None = None,
-    watcher: Watcher | None = None,
+    watcher: Recorder | None = None,
 ) -> Flight:
     """Fly one episode.
 
     Args:
-        programs: what plans.
+        programs: plan, job by job, unless ``plan`` says otherwise.
         ticket: which episode.
-        latency: what planning takes.
+        latency: of planning; drawn from a trace by the episode's seed, the same for every method.
         needed: what escalation must be given; see :func:`needs`.
         metric: measures how far one call, drawn at random, is from full compute; None does not.
-        plan: where plans are computed; ``programs`` itself, job by job, by default.
+        plan: where plans are computed.
         watcher: looks on.
     """
-    method, seed = ticket.method, ticket.seed
-    ask = plan or programs.plan
+    method, seed, ask = ticket.method, ticket.seed, plan or programs.plan
+    if isinstance(latency, Trace):
+        latency = Drawn(latency, call_seed(seed, 7)) if method.charged else instant
     worker = SimulatedWorker(ask, latency, "cached" if method.program == "full" else method.program)
     robot = supervisor(method, programs.platform, worker, needed, call_seed(seed, 1))
-    loop = Loop(programs.platform, robot, worker, method.name, watcher)
-    flight = loop.fly(seed)
+    flight, asked = fly(programs.platform, robot, worker, seed, method.name, watcher)
     if metric is None or method.program == "full":
         return flight
     # One random call of a random episode: calls inside an episode depend on each other.
-    drawn = int(np.random.default_rng(call_seed(seed, 2)).random() * len(loop.asked))
-    context, command = loop.asked[drawn]
+    drawn = int(np.random.default_rng(call_seed(seed, 2)).random() * len(asked))
+    context, command = asked[drawn]
     if command.plan is None or command.seed is None:
         return replace(flight, deviation=0.0)  # a hold executes no plan, so none deviates
     full = ask("full", Request("full", context, (command.seed,))).trajectories

@@ -1,7 +1,7 @@
 """One episode: the robot moves on while its planner plans.
 
-At a planning instant the context is taken; planning takes ``L`` seconds, in which the robot goes on
-with the plan, or the hold, that it had; then it is handed what came out. The next planning instant
+At a planning instant the context is taken. Planning takes ``L`` seconds, in which the robot goes on
+with the plan, or the hold, that it had; then it is handed the result. The next planning instant
 is the next multiple of the platform's period that is not in the past. So a planner slower than the
 period flies an old plan, and plans less often.
 """
@@ -9,53 +9,91 @@ period flies an old plan, and plans less often.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from muninn.loop.escalation import Execute
-from muninn.loop.supervisor import Command, Observation, Supervisor
+from muninn.loop.request import Reply, Request
+from muninn.loop.supervisor import CallReport, Command, Observation, Supervisor
+from muninn.model.schedule import FloatArray
 from muninn_bench.platform import Episode, Platform, Snapshot
-from muninn_bench.studies.closed_loop.runner import SimulatedWorker
-from muninn_bench.studies.closed_loop.traces import Timed
+from muninn_bench.studies.closed_loop.traces import Latency, Timed
 
 SLICES = 10
 """Parts of a period in which the simulation is advanced, watched or not."""
 
+Plan = Callable[[str, Request], Reply]
+"""``plan(program, job)``: where plans are computed, alone or in a batch with other robots'."""
 
-@dataclass(frozen=True)
-class FlownCall:
-    """One planning call.
+
+class SimulatedWorker:
+    """A :class:`muninn.loop.worker.Runner` on simulated time that behaves as a worker process does.
+
+    It waits until the deadline and no longer. A plan that is late is thrown away, and the next job
+    waits until the worker has finished it.
+
+    The program ``cheap`` stands for the sources ``cached`` and ``resampled``.
 
     Attributes:
-        taken: simulated time of its context.
-        handed: when its outcome reached the robot.
+        now: simulated seconds; the loop sets it when a call begins.
+        jobs: every job with the latency it was charged.
+        error: what planning raised. A supervisor turns it into a hold; a study must not.
+    """
+
+    def __init__(self, plan: Plan, latency: Latency, cheap: str = "cached") -> None:
+        self._plan, self._latency, self._cheap = plan, latency, cheap
+        self._free = -math.inf
+        self.now = 0.0
+        self.jobs: list[Timed] = []
+        self.error: Exception | None = None
+
+    def clock(self) -> float:
+        """Simulated seconds."""
+        return self.now
+
+    def ask(self, job: Request, until: float) -> Reply | str:
+        """The plans of a job, if they come in time."""
+        begins = max(self.now, self._free)
+        if begins >= until:
+            self.now = until
+            return "no plan by the deadline: the planner is at an earlier job"
+        program = "full" if job.source == "full" else self._cheap
+        began = time.perf_counter()
+        try:
+            plans = self._plan(program, job)
+            took = time.perf_counter() - began
+            evaluations = int(plans.record.evaluations.sum())
+            seconds = self._latency(Timed(program, len(job.seeds), evaluations, took))
+        except Exception as error:
+            self.error = error
+            raise
+        self.jobs.append(Timed(program, len(job.seeds), evaluations, seconds))
+        self._free = begins + seconds
+        self.now = min(self._free, until)
+        return plans if self._free <= until else "no plan by the deadline"
+
+
+@dataclass
+class FlownCall(CallReport):
+    """One planning call, on the simulated clock.
+
+    Attributes:
         clearance: metres to the nearest obstacle when the context was taken.
-        mode, signal, estimate, action, source, factor, reason, late: as in
-            :class:`muninn.loop.supervisor.CallReport`.
-        evaluations: of all plans of the call.
         seed: of the noise of the plan that was executed.
     """
 
-    taken: float
-    handed: float
-    clearance: float
-    mode: str
-    signal: float | None
-    estimate: float | None
-    action: str
-    source: str | None
-    factor: float | None
-    reason: str | None
-    late: bool
-    evaluations: int
-    seed: int | None
+    clearance: float = math.nan
+    seed: int | None = None
 
     @property
     def seconds(self) -> float:
         """Latency."""
-        return self.handed - self.taken
+        return self.finished - self.began
 
 
 @dataclass(frozen=True)
@@ -63,11 +101,9 @@ class Flight:
     """One episode.
 
     Attributes:
-        method, seed: of the episode.
         outcome: ``success``, ``collision`` or ``timeout``.
         seconds: that it lasted; the time to the goal where it succeeded.
         smallest_clearance: metres.
-        calls: in order.
         jobs: planning jobs with their latencies; with the seed they reproduce the flight.
         deviation: from full compute, of one call drawn at random, in the certificate's metric;
             0 if that call held, None if it was not measured.
@@ -82,145 +118,121 @@ class Flight:
     jobs: tuple[Timed, ...]
     deviation: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Flight:
-        """The flight that :meth:`to_json` described."""
-        calls = tuple(FlownCall(**call) for call in data["calls"])
+        """The flight that ``asdict`` described."""
+        calls = tuple(
+            FlownCall(**{**call, "asked": tuple(call["asked"])}) for call in data["calls"]
+        )
         jobs = tuple(Timed(**job) for job in data["jobs"])
         return cls(**{**data, "calls": calls, "jobs": jobs})
 
 
-class Watcher(Protocol):
-    """Looks on; has no influence."""
+@dataclass(frozen=True)
+class Seen:
+    """A moment: where the robot is, the latest call, and the plan it follows, None in a hold."""
+
+    snapshot: Snapshot
+    call: FlownCall | None
+    path: FloatArray | None
+
+
+class Recorder:
+    """Looks on and keeps one episode; has no influence.
+
+    Attributes:
+        seen, calls: moments, and calls answered before the episode ended, in order.
+        world: lines of walls, shores and obstacles, each (points, 2 or 3), world units; of the
+            platform and the episode, where they have ``outlines()``.
+    """
+
+    def __init__(self, platform: Platform) -> None:
+        self.platform = platform
+        self.flight: Flight | None = None
 
     def begin(self, episode: Episode, method: str, seed: int) -> None:
-        """An episode starts."""
-        ...
+        """An episode starts: forget the one before."""
+        self.calls: list[FlownCall] = []
+        self._path: FloatArray | None = None
+        parts = [part for part in (self.platform, episode) if hasattr(part, "outlines")]
+        self.world: list[FloatArray] = [line for part in parts for line in part.outlines()]
+        self.goal = np.asarray(episode.goal)
+        self.seen = [Seen(episode.snapshot(), None, None)]
 
     def moment(self, snapshot: Snapshot) -> None:
         """A slice of simulated time has passed."""
-        ...
+        self.seen.append(Seen(snapshot, self.calls[-1] if self.calls else None, self._path))
 
     def call(self, call: FlownCall, plan: Tensor | None) -> None:
         """A call was answered; ``plan`` (horizon, dim) is followed from now on, None holds."""
-        ...
+        self.calls.append(call)
+        self._path = None if plan is None else self.platform.path(plan)
 
     def end(self, flight: Flight) -> None:
         """The episode is over."""
-        ...
+        self.flight = flight
 
 
-class Loop:
-    """One robot with its supervisor, ready to fly one episode.
+def fly(
+    platform: Platform,
+    supervisor: Supervisor,
+    worker: SimulatedWorker,
+    seed: int,
+    method: str = "",
+    watcher: Recorder | None = None,
+) -> tuple[Flight, list[tuple[Tensor, Command]]]:
+    """Run the episode of a seed to its outcome; returns also context and command of every call.
 
-    Args:
-        platform: the robot.
-        supervisor: answers its calls; its runner is ``worker``.
-        worker: the simulated clock.
-        method: name, for the flight.
-        watcher: looks on, if there is one.
+    The supervisor's runner is ``worker``, the simulated clock; ``method`` names the flight.
 
-    Attributes:
-        asked: context and command of every call, for whoever wants to look back.
+    Raises:
+        Exception: whatever planning raised; in a study that is no hold but a defect.
     """
-
-    def __init__(
-        self,
-        platform: Platform,
-        supervisor: Supervisor,
-        worker: SimulatedWorker,
-        method: str = "",
-        watcher: Watcher | None = None,
-    ) -> None:
-        self._platform = platform
-        self._supervisor = supervisor
-        self._worker = worker
-        self._method = method
-        self._watcher = watcher
-        self.asked: list[tuple[Tensor, Command]] = []
-
-    def fly(self, seed: int) -> Flight:
-        """Run the episode of a seed to its outcome.
-
-        Raises:
-            Exception: whatever planning raised; in a study that is no hold but a defect.
-        """
-        platform, worker = self._platform, self._worker
-        episode = platform.begin(seed)
-        if self._watcher is not None:
-            self._watcher.begin(episode, self._method, seed)
-        episode.hold()
-        holding = True
-        calls: list[FlownCall] = []
-        instant = 0
-        while episode.outcome is None:
-            taken = max(instant * platform.period, worker.now)
-            clearance = episode.snapshot().clearance
-            context = episode.context()
-            worker.now = taken
-            command = self._supervisor.supervise(Observation(context, taken), taken)
-            if worker.error is not None:
-                raise worker.error
-            self.asked.append((context, command))
-            self._advance(episode, worker.now)
-            calls.append(_flown(command, taken, clearance))
-            if episode.outcome is None:
-                plan, action = command.plan, command.action
-                if plan is None or not isinstance(action, Execute):
-                    episode.hold()
-                else:
-                    # Planned from a standstill, it begins where the robot still stands.
-                    first = episode.time if holding else min(taken, episode.time)
-                    episode.follow(plan, first, action.factor)
-                holding = plan is None
-                if self._watcher is not None:
-                    self._watcher.call(calls[-1], plan)
-            instant = max(instant + 1, math.ceil(worker.now / platform.period - 1e-9))
-            self._advance(episode, instant * platform.period)
-        flight = Flight(
-            self._method,
-            seed,
-            episode.outcome,
-            episode.time,
-            episode.smallest_clearance,
-            tuple(calls),
-            tuple(worker.jobs),
-        )
-        if self._watcher is not None:
-            self._watcher.end(flight)
-        return flight
-
-    def _advance(self, episode: Episode, until: float) -> None:
-        """Simulate until a time, in slices that do not depend on who is watching."""
-        width = self._platform.period / SLICES
-        while episode.outcome is None and episode.time < until - 1e-9:
-            after = (math.floor(episode.time / width + 1e-6) + 1) * width
-            before = episode.time
-            episode.advance(min(after, until) - before)
-            if episode.time == before:  # less than one step of the simulation
-                break
-            if self._watcher is not None:
-                self._watcher.moment(episode.snapshot())
+    episode = platform.begin(seed)
+    if watcher is not None:
+        watcher.begin(episode, method, seed)
+    episode.hold()
+    calls: list[FlownCall] = []
+    asked: list[tuple[Tensor, Command]] = []
+    holding, instant = True, 0
+    while episode.outcome is None:
+        worker.now = taken = max(instant * platform.period, worker.now)
+        clearance, context = episode.snapshot().clearance, episode.context()
+        command = supervisor.supervise(Observation(context, taken), taken)
+        if worker.error is not None:
+            raise worker.error
+        asked.append((context, command))
+        _advance(episode, worker.now, platform.period, watcher)
+        plan, action = command.plan, command.action
+        said = command.report.to_json()
+        calls.append(FlownCall(**said, clearance=clearance, seed=command.seed))
+        if episode.outcome is None:
+            if plan is None or not isinstance(action, Execute):
+                episode.hold()
+            else:
+                # Planned from a standstill, it begins where the robot still stands.
+                first = episode.time if holding else min(taken, episode.time)
+                episode.follow(plan, first, action.factor)
+            holding = plan is None
+            if watcher is not None:
+                watcher.call(calls[-1], plan)
+        instant = max(instant + 1, math.ceil(worker.now / platform.period - 1e-9))
+        _advance(episode, instant * platform.period, platform.period, watcher)
+    ended = (episode.outcome, episode.time, episode.smallest_clearance)
+    flight = Flight(method, seed, *ended, tuple(calls), tuple(worker.jobs))
+    if watcher is not None:
+        watcher.end(flight)
+    return flight, asked
 
 
-def _flown(command: Command, taken: float, clearance: float) -> FlownCall:
-    report = command.report
-    return FlownCall(
-        taken,
-        report.finished,
-        clearance,
-        report.mode,
-        report.signal,
-        report.estimate,
-        report.action,
-        report.source,
-        report.factor,
-        report.reason,
-        report.late,
-        report.evaluations,
-        command.seed,
-    )
+def _advance(episode: Episode, until: float, period: float, watcher: Recorder | None) -> None:
+    """Simulate until a time, in slices that do not depend on who is watching."""
+    width = period / SLICES
+    while episode.outcome is None and episode.time < until - 1e-9:
+        before = episode.time
+        after = (math.floor(before / width + 1e-6) + 1) * width
+        episode.advance(min(after, until) - before)
+        if episode.time == before:  # less than one step of the simulation
+            break
+        if watcher is not None:
+            watcher.moment(episode.snapshot())

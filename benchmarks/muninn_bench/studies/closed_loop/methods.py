@@ -9,21 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from muninn.certify.cached import CachedPlanner
+from muninn.certify.certificate import Certificate
+from muninn.certify.paired import call_seed
 from muninn.context import concatenate, select
 from muninn.errors import InputError
 from muninn.loop.escalation import VARIANTS, Escalation, Needs
 from muninn.loop.request import Reply, Request, screened
 from muninn.loop.supervisor import Supervisor
+from muninn.progress import bars
 from muninn.record import Record
 from muninn_bench.measure.alternatives import Alternative
 from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.measure.turns import take_turns
 from muninn_bench.platform import Platform
-from muninn_bench.studies.closed_loop.runner import SimulatedWorker
-from muninn_bench.studies.closed_loop.traces import Trace
+from muninn_bench.studies.closed_loop.loop import SimulatedWorker
+from muninn_bench.studies.closed_loop.traces import Timed, Trace
 
 LEVEL, MARGIN = 0.99, 1.2
 """This quantile of recorded times, times the margin, is set aside. Not the worst, as a robot would
@@ -32,14 +38,15 @@ with :class:`muninn.loop.deadline.Times`: on a shared machine the worst is the n
 ROWS = 64
 """Plans made at a time, to bound memory."""
 
+WARM_UP = 3
+"""Jobs of each program before they are timed."""
+
 
 @dataclass(frozen=True)
 class Method:
     """One way to plan in closed loop.
 
     Attributes:
-        name: for options and tables.
-        title: in words.
         program: ``full``, ``fewsteps`` or ``cached``.
         variant: of the escalation.
         deadline: a plan that takes longer than the period leads to a hold.
@@ -54,6 +61,13 @@ class Method:
     charged: bool = True
 
 
+_ESCALATIONS = {
+    "muninn-only": "Muninn, real time",
+    "dampen": "Muninn + damping",
+    "resample+dampen": "Muninn + resampling, damping",
+    "full-override": "Muninn + full override",
+    "combined": "Muninn + all three",
+}
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -61,20 +75,7 @@ METHODS: dict[str, Method] = {
         Method("full", "Full, real time", "full", deadline=False),
         Method("full-deadline", "Full, real time, held to the deadline", "full"),
         Method("fewsteps", "Fewer steps, tuned, real time", "fewsteps"),
-        *(
-            Method(name, title, "cached", name)
-            for name, title in zip(
-                VARIANTS,
-                (
-                    "Muninn, real time",
-                    "Muninn + damping",
-                    "Muninn + resampling, damping",
-                    "Muninn + full override",
-                    "Muninn + all three",
-                ),
-                strict=True,
-            )
-        ),
+        *(Method(name, title, "cached", name) for name, title in _ESCALATIONS.items()),
     )
 }
 
@@ -93,10 +94,7 @@ def find_method(name: str) -> Method:
 class ClosedLoopPrograms:
     """Full compute, fewer steps and the certified program, for one robot or many at once.
 
-    Args:
-        platform: its planner and screen.
-        fast: the certified planner.
-        fewer: the tuned alternative with as many evaluations; None where no method asks for it.
+    ``fewer`` is the tuned alternative with as many evaluations; None where no method asks for it.
     """
 
     def __init__(
@@ -104,9 +102,8 @@ class ClosedLoopPrograms:
     ) -> None:
         if fast.certificate is None:
             raise InputError(f"the certificate cannot be used: {fast.reason}")
-        self.platform = platform
-        self.fast = fast
-        self.fewer = fewer
+        self.platform, self.fewer = platform, fewer
+        self.certificate: Certificate = fast.certificate
         self._runs: dict[str, Run] = {
             "full": plain(platform.planner),
             "cached": lambda context, noise: fast(context, noise=noise),
@@ -123,6 +120,9 @@ class ClosedLoopPrograms:
 
         Noise depends on seeds alone, so this equals the plans made one by one, up to how the
         network rounds a batch.
+
+        Raises:
+            InputError: a program is asked for that was not prepared.
         """
         found: dict[int, Reply] = {}
         unknown = {name for name, _ in asked} - set(self._runs)
@@ -132,10 +132,9 @@ class ClosedLoopPrograms:
                 "`muninn-bench fly --study` or `--method fewsteps`"
             )
         for program, run in self._runs.items():
-            places = [place for place, (name, _) in enumerate(asked) if name == program]
-            for chunk in _chunks(places, [len(asked[place][1].seeds) for place in places]):
-                jobs = [asked[place][1] for place in chunk]
-                found.update(zip(chunk, self._batch(run, jobs), strict=True))
+            jobs = {at: job for at, (name, job) in enumerate(asked) if name == program}
+            for chunk in _chunks(jobs):
+                found.update(zip(chunk, self._batch(run, list(chunk.values())), strict=True))
         return [found[place] for place in range(len(asked))]
 
     def _batch(self, run: Run, jobs: list[Request]) -> list[Reply]:
@@ -146,48 +145,69 @@ class ClosedLoopPrograms:
         plans, at = [], 0
         for job in jobs:
             rows = slice(at, at := at + len(job.seeds))
-            plans.append(
-                screened(
-                    trajectories[rows], rows_of(record, rows), self.platform.screen, job.context
-                )
-            )
+            part = rows_of(record, rows)
+            plans.append(screened(trajectories[rows], part, self.platform.screen, job.context))
         return plans
 
 
 def rows_of(record: Record, rows: slice) -> Record:
     """The record of some rows of a batch."""
     parts = {item.name: getattr(record, item.name) for item in fields(record)}
-    changed = {
-        name: value[rows]
-        for name, value in parts.items()
-        if name != "seconds" and value is not None
-    }
-    return replace(record, **changed)
+    kept = {k: v[rows] for k, v in parts.items() if k != "seconds" and v is not None}
+    return replace(record, **kept)
 
 
-def _chunks(places: list[int], sizes: list[int]) -> list[list[int]]:
-    """Consecutive places whose sizes add up to at most ROWS, at least one each."""
-    chunks: list[list[int]] = []
+def _chunks(jobs: dict[int, Request]) -> list[dict[int, Request]]:
+    """Consecutive jobs whose plans add up to at most ROWS, at least one each."""
+    chunks: list[dict[int, Request]] = []
     room = 0
-    for place, size in zip(places, sizes, strict=True):
-        if not chunks or size > room:
-            chunks.append([])
+    for place, job in jobs.items():
+        if not chunks or len(job.seeds) > room:
+            chunks.append({})
             room = ROWS
-        chunks[-1].append(place)
-        room -= size
+        chunks[-1][place] = job
+        room -= len(job.seeds)
     return chunks
+
+
+def measure_trace(
+    programs: ClosedLoopPrograms, contexts: Tensor, calls: int, progress: bool = True
+) -> Trace:
+    """Time single jobs of every program and of new samples, screening included, after a warm-up.
+
+    ``contexts`` (count, ...) are taken in turn; every kind of job is timed ``calls`` times.
+    """
+    fewer = [] if programs.fewer is None else [("fewsteps", 1)]
+    kinds = [("full", 1), *fewer, ("cached", 1), ("cached", programs.platform.candidates)]
+
+    def run(kind: tuple[str, int], call: int) -> int:
+        program, plans = kind
+        row = call % len(contexts)
+        seeds = tuple(call_seed(call + WARM_UP, plans, draw) for draw in range(plans))
+        made = programs.plan(program, Request("cached", contexts[row : row + 1], seeds))
+        return int(made.record.evaluations.sum())
+
+    with bars(progress) as task:
+        turns = take_turns(
+            [partial(run, kind) for kind in kinds],
+            warm_up=WARM_UP,
+            timed=calls,
+            device=programs.platform.planner.device,
+            advance=task("time single jobs", WARM_UP + calls),
+        )
+    by_kind = zip(kinds, turns, strict=True)
+    return Trace(
+        jobs=[Timed(*kind, one.result, one.seconds) for kind, own in by_kind for one in own]
+    )
 
 
 def needs(platform: Platform, trace: Trace) -> Needs:
     """What new samples and full compute must be given, from recorded times.
 
-    The certified plan itself is always tried: not to plan is a hold for sure.
+    The certified plan has no time threshold: skipping it always means holding.
     """
-    return Needs(
-        0.0,
-        MARGIN * trace.quantile(LEVEL, "cached", platform.candidates),
-        MARGIN * trace.quantile(LEVEL, "full", 1),
-    )
+    resampled = MARGIN * trace.quantile(LEVEL, "cached", platform.candidates)
+    return Needs(0.0, resampled, MARGIN * trace.quantile(LEVEL, "full", 1))
 
 
 def supervisor(

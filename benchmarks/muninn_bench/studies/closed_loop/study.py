@@ -1,61 +1,167 @@
-"""The study of one platform: certificate, latencies, then episodes of every method.
+"""The study of one platform: scouts, certificate, latencies, then episodes of every method.
 
-Everything measured is kept at once: the certificate and its contexts, the latency trace, and each
-episode in a journal as soon as it is over. Started again, the study goes on where it stopped.
+Few-step planning drives scouting episodes, which cost a tenth of full compute's, and one call of
+each is drawn at random. On those calls the cache is tuned and certified, in metres: the largest
+distance between two plans' positions. Contexts are given, so the promise is an open-loop one, for a
+random call of a random episode; the study then checks it on episodes that Muninn itself drives.
+
+Everything measured is kept at once, each episode in a journal as soon as it is over. Started again,
+the study goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
-import queue
-import signal
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
 
+from muninn.certify.cached import CachedPlanner
+from muninn.certify.cached import cache as cached
+from muninn.certify.calibrate import calibrate
 from muninn.certify.journal import Journal
-from muninn.errors import MuninnError
+from muninn.certify.paired import PairedCalls, call_seed
+from muninn.errors import CertificateError
+from muninn.files import write_whole
 from muninn.progress import bars
-from muninn_bench.measure.alternatives import Alternative
-from muninn_bench.platform import Platform
+from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSearch, available
+from muninn_bench.measure.baselines import few_steps
+from muninn_bench.measure.matched import allowed_share, mean_evaluations
+from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.networks.on_gpu import evaluate_on_gpu
+from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
+from muninn_bench.processes import spread
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_all
-from muninn_bench.studies.closed_loop.certified import (
-    TUNED_ON,
-    certify,
-    load_fast,
-    position_metric,
-    scout,
-    tune_fewer,
-)
 from muninn_bench.studies.closed_loop.loop import Flight
-from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, find_method
-from muninn_bench.studies.closed_loop.on_gpu import evaluate_on_gpu
-from muninn_bench.studies.closed_loop.processes import end_with_parent
-from muninn_bench.studies.closed_loop.settings import Settings
-from muninn_bench.studies.closed_loop.timing import measure_trace
+from muninn_bench.studies.closed_loop.methods import (
+    METHODS,
+    ClosedLoopPrograms,
+    find_method,
+    measure_trace,
+)
 from muninn_bench.studies.closed_loop.traces import Trace
-
-STUDIED = 1_000_000
-"""First seed of the studied episodes."""
+from muninn_bench.tasks.flown import FlownEpisode
 
 Build = Callable[[], Platform]
+"""A fresh platform; sent to other processes."""
+
+TUNED_ON = 96
+"""Scouting episodes that give the calls on which fewer steps are tuned: the first two groups."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much a study runs.
+
+    Attributes:
+        risk: share of calls that may exceed the platform's tolerance.
+        scouts: episodes to draw calibration calls from, one each.
+        timed: single jobs timed for each program.
+        episodes: of each of the ``methods``.
+        live: episodes flown at once, in each of the ``processes``.
+        seed: of the calibration; episodes have seeds of their own.
+    """
+
+    risk: float = 0.05
+    scouts: int = 400
+    timed: int = 200
+    episodes: int = 150
+    methods: tuple[str, ...] = tuple(METHODS)
+    live: int = 48
+    processes: int = field(default_factory=lambda: os.cpu_count() or 2)
+    seed: int = 0
+
+
+QUICK = Settings(scouts=120, timed=12, episodes=8, live=8, processes=1)
+
+
+def scout(build: Build, settings: Settings, work: Path) -> Tensor:
+    """One random context of each scouting episode, (episodes, ...).
+
+    Episodes are flown in groups, shared between processes; finished groups are kept in ``work``.
+    """
+    firsts = range(0, settings.scouts, settings.live)
+    groups = [range(first, min(first + settings.live, settings.scouts)) for first in firsts]
+    scouted = partial(_scout_group, build, work)
+    with bars(True) as task:
+        advance = task("scouting episodes", settings.scouts)
+        contexts = []
+        for file in spread(scouted, groups, settings.processes):
+            contexts.append(load_file(file)["contexts"])
+            advance(len(contexts[-1]))
+    return torch.cat(contexts)
+
+
+def _scout_group(build: Build, work: Path, group: range) -> Path:
+    """The file with the contexts of one group of episodes; flown if there is none."""
+    file = work / f"scouts{group[0]:04d}-{group[-1]:04d}.safetensors"
+    if not file.exists():
+        platform = build()
+        evaluate_on_gpu(platform.planner)
+        steps = max(2, round(len(platform.planner.sampler) / 10))
+        run = plain(few_steps(platform.planner, steps))
+        contexts = torch.cat(_scouted(platform, [SCOUTED + seed for seed in group], run))
+        write_whole(file, save({"contexts": contexts}))
+    return file
+
+
+def _scouted(platform: Platform, seeds: list[int], run: Run) -> list[Tensor]:
+    """Episodes in lockstep: planning takes no time here, so all plan at the same instants."""
+    episodes = [FlownEpisode(platform, seed) for seed in seeds]
+    met: list[list[Tensor]] = [[] for _ in seeds]
+    while live := [place for place, episode in enumerate(episodes) if not episode.done]:
+        calls = [call_seed(seeds[place], len(met[place])) for place in live]
+        for place in live:
+            met[place].append(episodes[place].context())
+        contexts = torch.cat([met[place][-1] for place in live])
+        plans, _ = run(contexts, platform.planner.draw_noise(seeds=calls))
+        for plan, place in zip(plans, live, strict=True):
+            episodes[place].follow(plan)
+    draws = np.random.default_rng(seeds[0]).random(len(seeds))
+    return [calls[int(draw * len(calls))] for draw, calls in zip(draws, met, strict=True)]
+
+
+def tune_fewer(programs: ClosedLoopPrograms, contexts: Tensor, seed: int) -> Alternative:
+    """The best alternative with no fewer evaluations than the certified program has in the mean.
+
+    Tuned on scouted contexts, by the deviation that was certified; none of them is of a studied
+    episode.
+    """
+    platform, certificate = programs.platform, programs.certificate
+    metric = position_metric(platform)
+    calls = PairedCalls(platform.planner, contexts, len(contexts), metric, call_seed(seed, 2))
+    search = AlternativeSearch(calls, platform.tolerance, allowed_share(certificate))
+    names = [name for name in available(platform.planner) if name != TAYLOR]
+    found = search.best(mean_evaluations(certificate), names)
+    return min(found.values(), key=lambda alternative: alternative.excess)
+
+
+def load_fast(platform: Platform, path: Path) -> CachedPlanner:
+    """The certified planner.
+
+    Raises:
+        CertificateError: the file cannot be used; says how to make it again.
+    """
+    try:
+        return cached(platform.planner, path)
+    except CertificateError as error:
+        raise CertificateError(
+            f"{error}. Or make it again: `muninn-bench fly` with --calibrate"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Paths:
-    """Where a study keeps what it measured.
-
-    Attributes:
-        certificate: the certificate file.
-        trace: single-job latencies.
-        work: folder of scouted contexts and journals, not to be committed.
-    """
+    """The certificate, single-job latencies, and a folder of scouts and journals, not committed."""
 
     certificate: Path
     trace: Path
@@ -66,39 +172,36 @@ class Paths:
         """The tuned alternative: beside the latencies, which are its own too."""
         return self.trace.with_name("fewer.json")
 
-    @property
-    def journal(self) -> Path:
-        """Finished episodes."""
-        return self.work / "episodes.jsonl"
-
 
 def prepare(
     build: Build, settings: Settings, paths: Paths, *, fewer: bool = True
 ) -> ClosedLoopPrograms:
     """The platform with its certified planner; certifies first where there is no certificate.
 
-    Args:
-        build: the platform.
-        settings: how much.
-        paths: where things are kept.
-        fewer: whether fewer steps will be flown; they are tuned where they are not yet.
+    ``fewer`` says whether fewer steps will be flown; they are tuned where they are not yet.
     """
     platform = build()
     if not paths.certificate.exists():
         journal = paths.work / "calibration.jsonl"
-        contexts = scout(build, settings, paths.work)
-        certify(platform, settings, contexts, journal).save(paths.certificate)
+        calibrate(
+            platform.planner,
+            scout(build, settings, paths.work),
+            tolerance=platform.tolerance,
+            risk=settings.risk,
+            metric=position_metric(platform),
+            seed=settings.seed,
+            resume=journal,
+        ).save(paths.certificate)
         journal.unlink()
     fast = load_fast(platform, paths.certificate)
     if fewer and not paths.fewer.exists():
         known = scout(build, replace(settings, scouts=min(settings.scouts, TUNED_ON)), paths.work)
-        found = tune_fewer(platform, fast, known, settings)
-        paths.fewer.parent.mkdir(parents=True, exist_ok=True)
-        paths.fewer.write_text(json.dumps(found.to_json()) + "\n")
-    return ClosedLoopPrograms(platform, fast, load_fewer(paths))
+        found = tune_fewer(ClosedLoopPrograms(platform, fast), known, settings.seed)
+        write_whole(paths.fewer, json.dumps(found.to_json()) + "\n")
+    return ClosedLoopPrograms(platform, fast, _load_fewer(paths))
 
 
-def load_fewer(paths: Paths) -> Alternative | None:
+def _load_fewer(paths: Paths) -> Alternative | None:
     """The tuned alternative, if there is one."""
     if not paths.fewer.exists():
         return None
@@ -108,125 +211,56 @@ def load_fewer(paths: Paths) -> Alternative | None:
 def run_study(
     build: Build, programs: ClosedLoopPrograms, settings: Settings, paths: Paths
 ) -> tuple[list[Flight], Trace]:
-    """Fly every episode of every method that the journal does not hold yet.
+    """Fly every episode of every method that the journals do not hold yet.
 
-    Args:
-        build: the platform, anew in every process.
-        programs: from :func:`prepare`.
-        settings: how much.
-        paths: where it is kept.
+    Programs are those of :func:`prepare`; every process builds a platform of its own.
     """
     if not paths.trace.exists():
         contexts = scout(build, settings, paths.work)
         measure_trace(programs, contexts, settings.timed).save(paths.trace)
-    trace = Trace.load(paths.trace)
-    journal = Journal(paths.journal, _identity(programs, paths))
-    tickets = [
-        Ticket(find_method(name), STUDIED + number)
-        for name in settings.methods
-        for number in range(settings.episodes)
-    ]
-    with bars(True) as task:
-        advance = {name: task(name, settings.episodes) for name in settings.methods}
-        missing = []
-        for ticket in tickets:
-            if journal.get(_key(ticket.method.name, ticket.seed)) is None:
-                missing.append(ticket)
-            else:
-                advance[ticket.method.name](1)
-
-        def done(flight: Flight) -> None:
-            journal.put(_key(flight.method, flight.seed), flight.to_json())
-            advance[flight.method](1)
-
-        if settings.processes == 1:
-            metric = position_metric(programs.platform)
-            fly_all(programs, missing, trace, metric, done, settings.live)
-        else:
-            _fly_in_processes(build, settings, paths, missing, done)
-    kept = (journal.get(_key(ticket.method.name, ticket.seed)) for ticket in tickets)
-    return [Flight.from_json(flight) for flight in kept if flight is not None], trace
-
-
-def _key(method: str, seed: int) -> str:
-    return f"{method}/{seed}"
-
-
-def _identity(programs: ClosedLoopPrograms, paths: Paths) -> dict[str, Any]:
-    """What the episodes depend on; a journal of others is refused."""
-    return {
+    files = [file for file in (paths.certificate, paths.trace, paths.fewer) if file.exists()]
+    identity = {
         "platform": programs.platform.name,
         "period": programs.platform.period,
         "planner": programs.platform.planner.identity(),
-        "certificate": _digest(paths.certificate),
-        "latencies": _digest(paths.trace),
-        "fewer": _digest(paths.fewer) if paths.fewer.exists() else None,
+        **{file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files},
     }
+    numbers = range(STUDIED, STUDIED + settings.episodes)
+    tickets = [Ticket(find_method(name), seed) for name in settings.methods for seed in numbers]
+    parts = [tickets[at : at + settings.live] for at in range(0, len(tickets), settings.live)]
+    flights: list[Flight] = []
+    with bars(True) as task:
+        advance = task("episodes", len(tickets))
+        for flown in spread(partial(_fly_part, build, paths, identity), parts, settings.processes):
+            flights += flown
+            advance(len(flown))
+    return flights, Trace.load(paths.trace)
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+@cache
+def _programs(build: Build, paths: Paths) -> ClosedLoopPrograms:
+    """What this process plans with."""
+    platform = build()
+    evaluate_on_gpu(platform.planner)  # first: a planner that changes once cached runs full
+    return ClosedLoopPrograms(platform, load_fast(platform, paths.certificate), _load_fewer(paths))
 
 
-# -- processes ---------------------------------------------------------------------------------
-
-
-def _fly_in_processes(
-    build: Build,
-    settings: Settings,
-    paths: Paths,
-    tickets: list[Ticket],
-    done: Callable[[Flight], None],
-) -> None:
-    """Share the episodes between processes; ``done`` is called here, with each that is over."""
-    context = multiprocessing.get_context("spawn")
-    arrived: Any = context.Queue()
-    # In turn, so that every process has its part of the slow methods.
-    parts = [tickets[first :: settings.processes] for first in range(settings.processes)]
-    start = partial(_work, arrived, build, paths, settings.live)
-    crew = [context.Process(target=start, args=(part,), daemon=True) for part in parts if part]
-    for process in crew:
-        process.start()
-    try:
-        for _ in tickets:
-            done(Flight.from_json(_receive(arrived, crew)))
-    finally:
-        for process in crew:
-            process.terminate()
-            process.join()
-
-
-def _receive(arrived: Any, crew: list[Any]) -> dict[str, Any]:
-    while True:
-        try:
-            message: dict[str, Any] | str = arrived.get(timeout=2.0)
-        except queue.Empty:
-            if any(process.exitcode not in (None, 0) for process in crew):
-                raise MuninnError(
-                    "a process of the study died; what was flown is kept: run the command again"
-                ) from None
-            continue
-        if isinstance(message, str):
-            raise MuninnError(f"an episode failed: {message}")
-        return message
-
-
-def _work(arrived: Any, build: Build, paths: Paths, live: int, tickets: list[Ticket]) -> None:
-    """One process: its own platform, planner and threads."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process ends us
-    end_with_parent()
-    torch.set_num_threads(1)
-    try:
-        platform = build()
-        evaluate_on_gpu(platform.planner)  # first: a planner that changes once cached runs full
-        fast = load_fast(platform, paths.certificate)
-        programs = ClosedLoopPrograms(platform, fast, load_fewer(paths))
-        trace = Trace.load(paths.trace)
-        metric = position_metric(platform)
-
-        def done(flight: Flight) -> None:
-            arrived.put(flight.to_json())
-
-        fly_all(programs, tickets, trace, metric, done, live)
-    except BaseException as error:
-        arrived.put(f"{type(error).__name__}: {error}")
+def _fly_part(
+    build: Build, paths: Paths, identity: dict[str, Any], tickets: list[Ticket]
+) -> list[Flight]:
+    """Flights of some tickets, all flown at once, from their journal or into it."""
+    keys = [f"{ticket.method.name}/{ticket.seed}" for ticket in tickets]
+    name = f"episodes-{keys[0]}-{len(keys)}.jsonl".replace("/", "-")
+    journal = Journal(paths.work / name, identity)
+    missing = [one for one, key in zip(tickets, keys, strict=True) if journal.get(key) is None]
+    if missing:
+        programs = _programs(build, paths)
+        fly_all(
+            programs,
+            missing,
+            Trace.load(paths.trace),
+            position_metric(programs.platform),
+            lambda flight: journal.put(f"{flight.method}/{flight.seed}", asdict(flight)),
+            len(tickets),
+        )
+    return [Flight.from_json(journal.get(key) or {}) for key in keys]

@@ -3,25 +3,75 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
+from muninn.certify.certificate import Certificate
 from muninn.certify.risk import order_statistic
-from muninn_bench.measure.statistics import bootstrap_mean, wilson, worse_p_value
+from muninn_bench.measure.statistics import bootstrap_mean, differ_p_value, wilson, worse_p_value
 from muninn_bench.studies.closed_loop.loop import Flight, FlownCall
+from muninn_bench.studies.closed_loop.methods import METHODS
 
 Row = dict[str, Any]
+
+DEPLOYED = "combined"
+PAIRS = (
+    *((full, ours) for full in ("full", "full-instant") for ours in ("muninn-only", "combined")),
+    ("fewsteps", "muninn-only"),
+    *(("muninn-only", ours) for ours in ("combined", "dampen", "resample+dampen", "full-override")),
+)
+"""Methods that are compared on the same episodes."""
+
+
+def bound_of(certificate: Certificate) -> Callable[[FlownCall], float]:
+    """Dhat of the plan that a call executed: NaN for a hold, 0 for full compute's own plan."""
+
+    def bound(call: FlownCall) -> float:
+        if call.estimate is None:
+            return math.nan
+        return 0.0 if call.source == "full" else certificate.bound(np.array([call.estimate])).item()
+
+    return bound
+
+
+def _damped(call: FlownCall) -> bool:
+    return call.factor is not None and call.factor < 1.0
+
+
+def _overridden(call: FlownCall) -> bool:
+    # A call of the method Full is no override.
+    return call.source == "full" and call.mode == "full"
+
+
+def _resampled(call: FlownCall) -> bool:
+    return call.source == "resampled"
+
+
+HAPPENED: dict[str, Callable[[FlownCall], bool]] = {
+    "escalated": lambda call: _damped(call) or _resampled(call) or _overridden(call),
+    "damped": _damped,
+    "resampled": _resampled,
+    "overridden": _overridden,
+    "holds": lambda call: call.action == "hold",
+    "deadline_misses": lambda call: call.late,
+}
+RATES = {
+    "deadline_miss_rate": "deadline_misses",
+    "hold_rate": "holds",
+    "escalation_rate": "escalated",
+    "resample_rate": "resampled",
+    "override_rate": "overridden",
+}
+"""Columns of ``summary.csv`` by those of ``episodes.csv`` whose mean they are."""
 
 
 def episode_row(flight: Flight) -> Row:
     """One episode as a line of ``episodes.csv``."""
     calls = flight.calls
-    seconds = np.array([call.seconds for call in calls])
+    seconds = [call.seconds for call in calls]
     return {
         "method": flight.method,
         "seed": flight.seed,
@@ -30,27 +80,11 @@ def episode_row(flight: Flight) -> Row:
         "smallest_clearance_m": round(flight.smallest_clearance, 4),
         "calls": len(calls),
         "evaluations": sum(call.evaluations for call in calls),
-        "escalated": sum(map(escalated, calls)),
-        "damped": sum(call.factor is not None and call.factor < 1.0 for call in calls),
-        "resampled": sum(call.source == "resampled" for call in calls),
-        "overridden": sum(map(overridden, calls)),
-        "holds": sum(call.action == "hold" for call in calls),
-        "deadline_misses": sum(call.late for call in calls),
+        **{name: sum(map(happened, calls)) for name, happened in HAPPENED.items()},
         "latency_p50_s": round(float(np.quantile(seconds, 0.5)), 5),
         "latency_p99_s": round(float(np.quantile(seconds, 0.99)), 5),
         "deviation_m": None if flight.deviation is None else round(flight.deviation, 6),
     }
-
-
-def overridden(call: FlownCall) -> bool:
-    """Full compute in the place of a certified plan; a call of the method Full is none."""
-    return call.source == "full" and call.mode == "full"
-
-
-def escalated(call: FlownCall) -> bool:
-    """Escalation changed what is executed: damped, another sample, or full compute."""
-    changed = call.factor is not None and call.factor < 1.0
-    return changed or call.source == "resampled" or overridden(call)
 
 
 def of_method(flights: Sequence[Flight], method: str) -> list[Flight]:
@@ -63,16 +97,16 @@ def method_row(flights: Sequence[Flight], tolerance: float, risk: float) -> Row:
     """All episodes of one method as a line of ``summary.csv``."""
     count = len(flights)
     calls = [call for flight in flights for call in flight.calls]
-    seconds = np.array([call.seconds for call in calls])
+    seconds = [call.seconds for call in calls]
     row: Row = {"method": flights[0].method, "episodes": count}
     for outcome in ("success", "collision", "timeout"):
         hits = sum(flight.outcome == outcome for flight in flights)
         low, high = wilson(hits, count)
         row |= {outcome: hits / count, f"{outcome}_low": low, f"{outcome}_high": high}
     times = [flight.seconds for flight in flights if flight.outcome == "success"]
-    low, high = bootstrap_mean(times) if times else (math.nan, math.nan)
+    mean, low, high = _mean(times)
     row |= {
-        "time_to_goal_s": float(np.mean(times)) if times else math.nan,
+        "time_to_goal_s": mean,
         "time_to_goal_low": low,
         "time_to_goal_high": high,
         "clearance_p05_m": float(np.quantile([f.smallest_clearance for f in flights], 0.05)),
@@ -80,13 +114,38 @@ def method_row(flights: Sequence[Flight], tolerance: float, risk: float) -> Row:
         "evaluations_per_call": float(np.mean([call.evaluations for call in calls])),
         "latency_p50_s": float(np.quantile(seconds, 0.5)),
         "latency_p99_s": float(np.quantile(seconds, 0.99)),
-        "deadline_miss_rate": float(np.mean([call.late for call in calls])),
-        "hold_rate": float(np.mean([call.action == "hold" for call in calls])),
-        "escalation_rate": float(np.mean([escalated(call) for call in calls])),
-        "resample_rate": float(np.mean([call.source == "resampled" for call in calls])),
-        "override_rate": float(np.mean([overridden(call) for call in calls])),
     }
+    row |= {name: float(np.mean(list(map(HAPPENED[of], calls)))) for name, of in RATES.items()}
     return row | deviation_columns(flights, tolerance, risk)
+
+
+def method_rows(flights: Sequence[Flight], certificate: Certificate) -> list[Row]:
+    """A row of the summary for every method that was flown."""
+    assert certificate.tolerance is not None
+    by_method = [of_method(flights, name) for name in METHODS]
+    return [method_row(own, certificate.tolerance, certificate.risk) for own in by_method if own]
+
+
+def call_rows(flights: Sequence[Flight], certificate: Certificate) -> list[Row]:
+    """Every call as a line of ``calls.csv``."""
+    bound = bound_of(certificate)
+    return [
+        {
+            "seed": flight.seed,
+            "taken_s": round(call.began, 4),
+            "latency_s": round(call.seconds, 5),
+            "clearance_m": round(call.clearance, 4),
+            "evaluations": call.evaluations,
+            "rank": None if call.signal is None else round(call.signal, 4),
+            "dhat_m": None if math.isnan(bound(call)) else round(bound(call), 5),
+            **{
+                name: getattr(call, name)
+                for name in ("mode", "action", "source", "factor", "reason")
+            },
+        }
+        for flight in flights
+        for call in flight.calls
+    ]
 
 
 def deviation_columns(flights: Sequence[Flight], tolerance: float, risk: float) -> Row:
@@ -99,90 +158,58 @@ def deviation_columns(flights: Sequence[Flight], tolerance: float, risk: float) 
     if not found:
         return {"beyond_tolerance": None, "beyond_tolerance_high": None, "promised": None}
     beyond = sum(deviation > tolerance for deviation in found)
-    allowed = order_statistic(len(found), risk, 0.95) - 1
     return {
         "beyond_tolerance": beyond / len(found),
         "beyond_tolerance_high": wilson(beyond, len(found))[1],
-        "promised": beyond <= allowed,
+        "promised": beyond < order_statistic(len(found), risk, 0.95),
     }
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Two methods on the same episodes.
+def compare_all(flights: Sequence[Flight]) -> list[Row]:
+    """The pairs of which both methods were flown."""
+    flown = {flight.method for flight in flights}
+    return [compare(flights, *pair) for pair in PAIRS if set(pair) <= flown]
 
-    Attributes:
-        first, second: names.
-        success_first, success_second: share of episodes.
-        success_p: two-sided exact McNemar test that they succeed equally often.
-        worse_p: one-sided, that the second succeeds less often.
-        collisions_first, collisions_second: share of episodes.
-        collisions_p: two-sided exact McNemar test for collisions.
-        more_collisions_p: one-sided, that the second collides more often.
-        faster_s: mean seconds to the goal by which the second is faster, where both succeed.
-        faster_low, faster_high: 95% bootstrap interval of it.
-        time_p: two-sided Wilcoxon signed-rank test of the times to the goal.
-        both: episodes in which both succeed.
+
+def compare(flights: Sequence[Flight], first: str, second: str) -> Row:
+    """Two methods on the seeds that both flew, as a line of ``comparisons.csv``.
+
+    ``success_p`` and ``collisions_p`` are two-sided exact McNemar tests, ``worse_p`` and
+    ``more_collisions_p`` one-sided: the second is worse. ``faster_s`` is the mean number of seconds
+    by which the second reaches the goal earlier in the ``both`` episodes where both do, with a 95%
+    bootstrap interval and Wilcoxon's two-sided signed-rank test.
     """
-
-    first: str
-    second: str
-    success_first: float
-    success_second: float
-    success_p: float
-    worse_p: float
-    collisions_first: float
-    collisions_second: float
-    collisions_p: float
-    more_collisions_p: float
-    faster_s: float
-    faster_low: float
-    faster_high: float
-    time_p: float
-    both: int
-
-
-def compare(flights: Sequence[Flight], first: str, second: str) -> Comparison:
-    """Paired comparison over the seeds that both methods flew."""
     by_seed = [{flight.seed: flight for flight in of_method(flights, n)} for n in (first, second)]
     seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
     one, two = ([flown[seed] for seed in seeds] for flown in by_seed)
-    won, won_two = _are(one, "success"), _are(two, "success")
-    hit, hit_two = _are(one, "collision"), _are(two, "collision")
-    gained = np.array(
-        [a.seconds - b.seconds for a, b, x, y in zip(one, two, won, won_two, strict=True) if x & y]
+    (won, hit), (won_two, hit_two) = (
+        [np.array([f.outcome == outcome for f in flown]) for outcome in ("success", "collision")]
+        for flown in (one, two)
     )
-    low, high = bootstrap_mean(gained) if len(gained) else (math.nan, math.nan)
-    return Comparison(
-        first,
-        second,
-        float(won.mean()),
-        float(won_two.mean()),
-        mcnemar(won, won_two),
-        worse_p_value(won, won_two),
-        float(hit.mean()),
-        float(hit_two.mean()),
-        mcnemar(hit, hit_two),
-        worse_p_value(~hit, ~hit_two),
-        float(gained.mean()) if len(gained) else math.nan,
-        low,
-        high,
-        float(stats.wilcoxon(gained).pvalue) if np.any(gained) else 1.0,
-        len(gained),
-    )
+    gained = [a.seconds - b.seconds for a, b in zip(one, two, strict=True)]
+    gained = np.array(gained)[won & won_two]
+    mean, low, high = _mean(gained)
+    return {
+        "first": first,
+        "second": second,
+        "success_first": float(won.mean()),
+        "success_second": float(won_two.mean()),
+        "success_p": differ_p_value(won, won_two),
+        "worse_p": worse_p_value(won, won_two),
+        "collisions_first": float(hit.mean()),
+        "collisions_second": float(hit_two.mean()),
+        "collisions_p": differ_p_value(hit, hit_two),
+        "more_collisions_p": worse_p_value(~hit, ~hit_two),
+        "faster_s": mean,
+        "faster_low": low,
+        "faster_high": high,
+        "time_p": float(stats.wilcoxon(gained).pvalue) if np.any(gained) else 1.0,
+        "both": len(gained),
+    }
 
 
-def mcnemar(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> float:
-    """Two-sided exact McNemar p-value.
-
-    >>> mcnemar(np.array([True] * 6 + [False]), np.array([False] * 6 + [True]))
-    0.125
-    """
-    differ = int((first != second).sum())
-    if not differ:
-        return 1.0
-    return float(stats.binomtest(int((first & ~second).sum()), differ, 0.5).pvalue)
-
-
-def _are(flights: Sequence[Flight], outcome: str) -> NDArray[np.bool_]:
-    return np.array([flight.outcome == outcome for flight in flights])
+def _mean(values: Any) -> tuple[float, float, float]:
+    """Mean and 95% bootstrap interval; NaN without values."""
+    if not len(values):
+        return (math.nan,) * 3
+    return float(np.mean(values)), *bootstrap_mean(values)

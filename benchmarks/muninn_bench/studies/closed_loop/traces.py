@@ -1,20 +1,18 @@
 """Latency traces: how long every planning job took, kept, drawn from, and repeated.
 
 A trace is a file of JSON lines: a header that names the machine, then one line per planning job.
-What a job took is a function of its program, its number of plans and its evaluations; nothing else
-of an episode depends on the speed of the machine. So an episode is reproduced exactly from its seed
-and its latencies.
+Only latencies tie an episode to the speed of a machine, so its seed and its latencies reproduce it
+exactly.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +26,7 @@ NEAREST = 20
 
 @dataclass(frozen=True)
 class Timed:
-    """One planning job.
-
-    Attributes:
-        program: ``full``, ``cached`` or ``fewsteps``.
-        plans: rows that were planned together.
-        evaluations: denoiser evaluations of all rows.
-        seconds: that it took.
-    """
+    """One planning job: its program, rows planned together, evaluations of all rows, seconds."""
 
     program: str
     plans: int
@@ -43,12 +34,8 @@ class Timed:
     seconds: float
 
 
-class Latency(Protocol):
-    """Says how long a job took."""
-
-    def __call__(self, job: Timed) -> float:
-        """Seconds to charge; ``job.seconds`` is what the wall clock says."""
-        ...
+Latency = Callable[[Timed], float]
+"""Seconds to charge for a job; ``job.seconds`` is what the wall clock says."""
 
 
 def measured(job: Timed) -> float:
@@ -69,16 +56,14 @@ class Replayed:
     """
 
     def __init__(self, jobs: Iterable[Timed]) -> None:
-        self._jobs = iter(jobs)
-        self._count = 0
+        self._jobs = enumerate([*jobs, None], 1)
 
     def __call__(self, job: Timed) -> float:
-        self._count += 1
-        known = next(self._jobs, None)
+        number, known = next(self._jobs)
         asked = (job.program, job.plans, job.evaluations)
         if known is None or asked != (known.program, known.plans, known.evaluations):
             raise InputError(
-                f"job {self._count} of the episode is {asked}, the trace has {known}; replay with "
+                f"job {number} of the episode is {asked}, the trace has {known}; replay with "
                 "the planner, certificate, seed and method that were recorded"
             )
         return known.seconds
@@ -92,8 +77,7 @@ class Drawn:
     """
 
     def __init__(self, trace: Trace, seed: int) -> None:
-        self._trace = trace
-        self._generator = np.random.default_rng(seed)
+        self._trace, self._generator = trace, np.random.default_rng(seed)
 
     def __call__(self, job: Timed) -> float:
         jobs = self._trace.of(job.program, job.plans)
@@ -106,21 +90,10 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Trace:
-    """Planning jobs of one machine.
-
-    Attributes:
-        machine: where; see :func:`muninn.loop.deadline.machine`.
-        jobs: in order.
-    """
+    """Planning jobs, in order, of one machine (see :func:`muninn.loop.deadline.machine`)."""
 
     machine: dict[str, str] = field(default_factory=machine)
     jobs: Sequence[Timed] = ()
-
-    def __post_init__(self) -> None:
-        groups: dict[tuple[str, int], list[Timed]] = defaultdict(list)
-        for job in self.jobs:
-            groups[job.program, job.plans].append(job)
-        object.__setattr__(self, "_groups", dict(groups))
 
     def of(self, program: str, plans: int) -> list[Timed]:
         """The jobs of a program with so many plans.
@@ -128,13 +101,14 @@ class Trace:
         Raises:
             InputError: there is none.
         """
-        groups: dict[tuple[str, int], list[Timed]] = self._groups  # type: ignore[attr-defined]
-        if (program, plans) not in groups:
-            have = ", ".join(f"{name} x {count}" for name, count in groups) or "nothing"
+        found = [job for job in self.jobs if (job.program, job.plans) == (program, plans)]
+        if not found:
+            kinds = dict.fromkeys(f"{job.program} x {job.plans}" for job in self.jobs)
             raise InputError(
-                f"the latency trace has no job of {program} x {plans}, only {have}; measure again"
+                f"the latency trace has no job of {program} x {plans}, only "
+                f"{', '.join(kinds) or 'nothing'}; measure again"
             )
-        return groups[program, plans]
+        return found
 
     def quantile(self, level: float, program: str, plans: int) -> float:
         """Seconds within which a share ``level`` of such jobs were done; infinite without any."""
@@ -145,9 +119,7 @@ class Trace:
 
     def save(self, path: Path) -> None:
         """Write the file."""
-        lines = [json.dumps({"machine": self.machine})]
-        lines += [json.dumps(asdict(job)) for job in self.jobs]
-        write_whole(path, "\n".join(lines) + "\n")
+        write_lines(path, {"machine": self.machine}, self.jobs)
 
     @classmethod
     def load(cls, path: Path) -> Trace:
@@ -157,11 +129,15 @@ class Trace:
             InputError: it is missing or is none.
         """
         try:
-            header, *lines = path.read_text().splitlines()
-            jobs = [Timed(**json.loads(line)) for line in lines]
-            fields: dict[str, Any] = json.loads(header)
-            return cls(fields["machine"], jobs)
+            header, *lines = map(json.loads, path.read_text().splitlines())
+            return cls(header["machine"], [Timed(**line) for line in lines])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{path}: not a latency trace ({error}); delete it to measure again"
             ) from error
+
+
+def write_lines(path: Path, header: dict[str, Any], rows: Iterable[Any]) -> None:
+    """Write a header and dataclasses as JSON lines."""
+    values = [header, *map(asdict, rows)]
+    write_whole(path, "".join(json.dumps(value) + "\n" for value in values))

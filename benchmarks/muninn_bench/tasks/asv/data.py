@@ -1,7 +1,6 @@
-"""Make the vessel's training data: ``python -m muninn_bench.tasks.asv.data data/asv.npz``.
+"""The vessel's training data.
 
-Every run is a function of ``(seed, index)`` alone, so the file does not depend on the number of
-processes. A run leads from anywhere on the water to an allowed goal, at rest there, and its frames
+A run leads from anywhere on the water to an allowed goal, at rest there, and its frames
 are ``(x, y, vx, vy)`` every second. Half of the runs begin on the way of a route, at speed,
 because a receding-horizon planner mostly starts there; and every run begins with a velocity a
 little off its route's, which dies out within seconds, because a vessel in wind and current does.
@@ -9,36 +8,26 @@ little off its route's, which dies out within seconds, because a vessel in wind 
 
 from __future__ import annotations
 
-import argparse
 import math
-import multiprocessing
-from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline
 
-from muninn.errors import InputError
-from muninn.progress import bars
-from muninn_bench.networks.runs import Runs, save_runs
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.lake import WORLD_RADIUS, Lake, allowed_goal, draw_in_disc, make_lake
 from muninn_bench.tasks.asv.reference import FRAME_SECONDS, HORIZON
 from muninn_bench.tasks.asv.routes import Router, Timed
-from muninn_bench.tasks.asv.shapes import FloatArray
+from muninn_bench.tasks.recorded import Recording
 
-RUNS = 40_000
 TOP_SPEED = 2.2
 """Metres per second that no frame exceeds, the velocity error at the start included."""
 
 SMALLEST_CLEARANCE = 0.5
 """Metres that every frame of every run keeps beyond hull and buffer."""
 
-_CHUNK = 100
-_KICK = 0.4
-_KICK_SECONDS = 3.0
-_START_CLEARANCE = 1.0
-_START_DISTANCE = 6.0
+_KICK, _KICK_SECONDS = 0.4, 3.0
+_START_CLEARANCE, _START_DISTANCE = 1.0, 6.0
 
 
 @cache
@@ -93,53 +82,9 @@ def sample_frames(route: Timed, begin: float, kick: FloatArray) -> FloatArray:
     return frames
 
 
-def _make_chunk(job: tuple[int, int, int]) -> list[FloatArray]:
-    seed, first, last = job
-    return [make_run(seed, index) for index in range(first, last)]
+def make_runs(seed: int, index: int) -> list[FloatArray]:
+    """The one run of an index."""
+    return [make_run(seed, index)]
 
 
-def generate(count: int, seed: int = 0, processes: int = 2, show: bool = False) -> Runs:
-    """Runs in the order of their indices.
-
-    Raises:
-        InputError: the count is below one.
-    """
-    if count < 1:
-        raise InputError(f"data needs at least one run, got {count}")
-    jobs = [(seed, at, min(at + _CHUNK, count)) for at in range(0, count, _CHUNK)]
-    runs: list[FloatArray] = []
-    with bars(show) as task:
-        advance = task("vessel runs", count)
-        if processes == 1:
-            for job in jobs:
-                runs += _make_chunk(job)
-                advance(job[2] - job[1])
-        else:
-            with multiprocessing.get_context("spawn").Pool(processes) as pool:
-                for chunk in pool.imap(_make_chunk, jobs):
-                    runs += chunk
-                    advance(len(chunk))
-    return Runs(
-        frames=np.concatenate(runs).astype(np.float32),
-        offsets=np.concatenate([[0], np.cumsum([len(run) for run in runs])]),
-        frame_seconds=FRAME_SECONDS,
-        position_channels=2,
-        state_channels=4,
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and write the data file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m muninn_bench.tasks.asv.data", description=__doc__
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=RUNS, help="number of runs")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args(arguments)
-    save_runs(options.out, generate(options.count, options.seed, options.processes, show=True))
-
-
-if __name__ == "__main__":
-    main()
+RECORDING = Recording("asv", make_runs, 40_000, FRAME_SECONDS, 2, 4)

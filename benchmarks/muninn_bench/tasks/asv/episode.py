@@ -25,9 +25,7 @@ from muninn_bench.tasks.asv.reference import (
 )
 from muninn_bench.tasks.asv.vessel import Hull, Vessel, Weather
 
-TIMEOUT = 180.0
-GOAL_SECONDS = 3.0
-BUFFER_SECONDS = 1.0
+TIMEOUT, GOAL_SECONDS, BUFFER_SECONDS = 180.0, 3.0, 1.0
 SUBSTEP = TICK / GYRO_SAMPLES
 
 LOST = 3.0
@@ -37,18 +35,10 @@ LOST = 3.0
 class AsvEpisode:
     """An episode of one problem; begins at rest over ground, holding its position.
 
-    Args:
-        lake: the map.
-        problem: start and goal.
-        weather: current and wind.
-        generator: of the sensors' noise.
-        teacher: whose coordinates plans and contexts are in.
+    Plans and contexts are in the teacher's coordinates; the generator is of the sensors' noise.
+    Beyond those of :class:`muninn_bench.platform.Episode`:
 
     Attributes:
-        time: simulated seconds since the episode began.
-        outcome: how it ended; None while it runs.
-        goal: metres, (2,).
-        smallest_clearance: metres of free water around the hull, the smallest so far.
         vessel: the truth.
         filter: what the vessel believes.
     """
@@ -74,14 +64,12 @@ class AsvEpisode:
         self._lake, self._weather, self._teacher = lake, weather, teacher
         self._sensors = Sensors(lake.buoys.centres, generator)
         self._mpc = Mpc(hull)
-        self._substeps = 0
-        self._sums = [0.0, 0.0, 0.0]
-        self._command = (0.0, 0.0)
+        self._substeps, self._sums, self._command = 0, [0.0, 0.0, 0.0], (0.0, 0.0)
         self._holding, self._until = True, 0.0
         self._inside_goal = self._inside_buffer = 0
         self.smallest_clearance = math.inf
         self._reference: Reference = StopReference(
-            self.filter.position().copy(), self.filter.ground_velocity(), 0.0
+            self.filter.position(), self.filter.ground_velocity(), 0.0
         )
         self._judge()
         self._control()
@@ -97,10 +85,9 @@ class AsvEpisode:
         place, velocity = (value[0] for value in self._reference.at(np.array([self.time])))
         velocity = velocity / self._reference.factor
         if self._is_lost():
-            place, velocity = self.filter.position(), np.array(self.filter.ground_velocity())
-        start = [*place, *velocity]
-        ends = torch.tensor([[start, [*self.goal, 0.0, 0.0]]], dtype=torch.float32)
-        return self._teacher.normalise(ends)
+            place, velocity = self.filter.position(), self.filter.ground_velocity()
+        ends = [[*place, *velocity], [*self.goal, 0.0, 0.0]]
+        return self._teacher.normalise(torch.tensor([ends], dtype=torch.float32))
 
     def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
         """Track a plan, (horizon, 4), whose first frame was at simulated time ``taken``.
@@ -112,9 +99,8 @@ class AsvEpisode:
             InputError: the plan is not finite or has another shape, or comes from the future.
         """
         if plan.ndim != 2 or plan.shape[1] != 4 or not bool(torch.isfinite(plan).all()):
-            raise InputError(
-                f"a plan is finite and of shape (horizon, 4), got {tuple(plan.shape)}; hold instead"
-            )
+            shape = tuple(plan.shape)
+            raise InputError(f"a plan is finite, of shape (horizon, 4), got {shape}; hold instead")
         if taken > self.time:
             raise InputError(
                 f"the plan is of {taken} s, but it is {self.time} s; give its past time"
@@ -137,7 +123,7 @@ class AsvEpisode:
                 self._reference = PlanStop(plan, self.time)
             else:
                 self._reference = StopReference(
-                    belief.position().copy(), belief.ground_velocity(), self.time
+                    belief.position(), belief.ground_velocity(), self.time
                 )
         self._holding = True
 
@@ -155,13 +141,9 @@ class AsvEpisode:
 
     def snapshot(self) -> Snapshot:
         """The present moment, of the true vessel."""
-        position = np.array([self.vessel.x, self.vessel.y])
-        return Snapshot(
-            self.time,
-            position,
-            float(self._lake.clearance(position)),
-            math.dist(position, self.goal),
-        )
+        place = np.array([self.vessel.x, self.vessel.y])
+        clearance = float(self._lake.clearance(place))
+        return Snapshot(self.time, place, clearance, math.dist(place, self.goal))
 
     def _substep(self) -> None:
         now = self._substeps * SUBSTEP

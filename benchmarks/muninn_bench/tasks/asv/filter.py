@@ -22,23 +22,16 @@ import math
 
 import numpy as np
 
-from muninn_bench.tasks.asv.shapes import FloatArray
-from muninn_bench.tasks.asv.vessel import Hull, Vessel
+from muninn.model.schedule import FloatArray
+from muninn_bench.tasks.asv.vessel import Hull, Vessel, over_ground
 
 TICK = 0.05
 """Seconds between two updates of the filter, and of the controller: 20 Hz."""
 
-GYRO_SAMPLES = 10
-GYRO_NOISE = 0.02
-GNSS_NOISE = 0.015
-GNSS_TICKS = 4
-LIDAR_RANGE = 120.0
-LIDAR_NOISE = 0.03
-LIDAR_BEARING_NOISE = 0.0035
-LIDAR_TICKS = 2
-CAMERA_RANGE = 80.0
-CAMERA_NOISE = 0.002
-CAMERA_FIELD = math.cos(math.radians(60.0))
+GYRO_SAMPLES, GYRO_NOISE = 10, 0.02
+GNSS_TICKS, GNSS_NOISE = 4, 0.015
+LIDAR_TICKS, LIDAR_RANGE, LIDAR_NOISE, LIDAR_BEARING_NOISE = 2, 120.0, 0.03, 0.0035
+CAMERA_RANGE, CAMERA_NOISE, CAMERA_FIELD = 80.0, 0.002, math.cos(math.radians(60.0))
 
 _STATES = 8
 _SEEN = [0, 1, 2, 5]
@@ -48,7 +41,7 @@ _PRIOR = np.diag([0.05, 0.05, 0.02, 0.2, 0.2, 0.02, 0.2, 0.2]) ** 2
 
 
 class Sensors:
-    """Draws what the sensors say of the true vessel at a tick, as information on the pose.
+    """Draws measurements of the true vessel at a tick, as information on its pose.
 
     Args:
         landmarks: the buoys' middles, (landmarks, 2), metres.
@@ -56,9 +49,7 @@ class Sensors:
     """
 
     def __init__(self, landmarks: FloatArray, generator: np.random.Generator) -> None:
-        self._landmarks = landmarks
-        self._generator = generator
-        self._count = len(landmarks)
+        self._landmarks, self._generator, self._count = landmarks, generator, len(landmarks)
 
     def read(
         self,
@@ -71,11 +62,11 @@ class Sensors:
         """The tick's information matrix (4, 4) and vector (4,) about ``(x, y, heading, r)``.
 
         Args:
-            tick: number of the tick; says which sensors report.
+            tick: its number says which sensors report.
             vessel: the truth.
             mean_rate: the true turn rate, averaged over the tick's gyro samples.
             expected: the filter's state, (8,): measurements are linearised there.
-            expected_rate: what the filter expects the averaged gyro to say.
+            expected_rate: that the filter expects of the averaged gyro.
         """
         information, vector = np.zeros((4, 4)), np.zeros(4)
         noise = self._generator.standard_normal(3 + 3 * self._count)
@@ -133,13 +124,8 @@ def _add(
 class Filter:
     """The extended Kalman filter.
 
-    Args:
-        hull: the model.
-        mean: first state, (8,).
-
     Attributes:
-        mean: (8,).
-        covariance: (8, 8).
+        mean, covariance: of the state, (8,) and (8, 8).
         mean_rate: turn rate averaged over the last tick, as predicted, rad/s.
     """
 
@@ -153,14 +139,12 @@ class Filter:
 
     def position(self) -> FloatArray:
         """Of the mean, (2,)."""
-        position: FloatArray = self.mean[:2]
-        return position
+        return np.array(self.mean[:2])
 
     def ground_velocity(self) -> FloatArray:
         """Of the mean, (2,): through the water plus current."""
         _, _, heading, u, v, _, cx, cy = self.mean.tolist()
-        cos, sin = math.cos(heading), math.sin(heading)
-        return np.array([cos * u - sin * v + cx, sin * u + cos * v + cy])
+        return np.array(over_ground(heading, u, v, (cx, cy)))
 
     def predict(self, left: float, right: float) -> None:
         """One tick ahead with the mean thrusts of it, N."""

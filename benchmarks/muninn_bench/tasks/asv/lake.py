@@ -13,10 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from muninn_bench.tasks.asv.shapes import Discs, FloatArray, Polygons
+from muninn.model.schedule import FloatArray
 
-WORLD_RADIUS = 100.0
-"""Metres from the middle of the lake to its farthest shore."""
+WORLD_RADIUS = 100.0  # metres from the middle of the lake to its farthest shore
 
 SHORE_BUFFER = 4.0
 """Metres from the shoreline in which the vessel may stay for a second at most."""
@@ -25,8 +24,7 @@ HULL_RADIUS = 0.9
 """Metres: the disc around a hull of 1.8 m; it touches an obstacle when they are closer."""
 
 GOAL_RADIUS = 6.0
-SMALLEST_DISTANCE = 50.0
-"""Metres between start and goal at least."""
+SMALLEST_DISTANCE = 50.0  # metres between start and goal at least
 
 START_RADIUS = 6.0
 START_REGIONS = np.array([(-72.0, -34.0), (-16.0, 71.0), (74.0, 25.0), (10.0, -75.0)])
@@ -49,14 +47,55 @@ _BUOY_RADIUS = 1.2
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One episode's task.
+class Polygons:
+    """Disjoint simple polygons: the corners of each, in order, (corners, 2), metres."""
 
-    Attributes:
-        start: position at rest, (2,), metres.
-        heading: of the vessel at the start, radians.
-        goal: centre of the goal disc, (2,), metres.
-    """
+    rings: tuple[FloatArray, ...]
+
+    @cached_property
+    def _edges(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """First corners and spans of all edges, (edges, 2), and squared lengths, (edges,)."""
+        first = np.concatenate(self.rings)
+        span = np.concatenate([np.roll(ring, -1, axis=0) for ring in self.rings]) - first
+        return first, span, (span * span).sum(axis=1)
+
+    def signed_distance(self, points: FloatArray) -> FloatArray:
+        """Metres to the nearest outline, negative inside a polygon: (..., 2) to (...)."""
+        first, span, square = self._edges
+        away = points[..., None, :] - first
+        share = (away[..., 0] * span[:, 0] + away[..., 1] * span[:, 1]) / square
+        np.minimum(np.maximum(share, 0.0, out=share), 1.0, out=share)
+        x = away[..., 0] - share * span[:, 0]
+        y = away[..., 1] - share * span[:, 1]
+        distance: FloatArray = np.sqrt((x * x + y * y).min(axis=-1))
+        # A ray towards +x meets an odd number of edges from inside. An edge counts if it spans the
+        # point's height, with the point on its left as it goes up, or on its right as it goes down.
+        beyond = away[..., 1] - span[:, 1]
+        upwards = (away[..., 1] >= 0.0) & (beyond < 0.0)
+        downwards = (away[..., 1] < 0.0) & (beyond >= 0.0)
+        side = span[:, 0] * away[..., 1] - span[:, 1] * away[..., 0]
+        crossings = (upwards & (side > 0.0)).sum(axis=-1) + (downwards & (side < 0.0)).sum(axis=-1)
+        return np.where(crossings % 2 == 1, -distance, distance)
+
+
+@dataclass(frozen=True)
+class Discs:
+    """Discs in the plane: centres (discs, 2) and radii (discs,), metres."""
+
+    centres: FloatArray
+    radii: FloatArray
+
+    def signed_distance(self, points: FloatArray) -> FloatArray:
+        """Metres to the nearest disc, negative inside one: (..., 2) to (...)."""
+        away = points[..., None, :] - self.centres
+        distance: FloatArray = np.hypot(away[..., 0], away[..., 1]) - self.radii
+        nearest: FloatArray = distance.min(axis=-1)
+        return nearest
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where to start, at rest with a heading in radians, and the goal disc's centre, (2,) each."""
 
     start: FloatArray
     heading: float
@@ -65,21 +104,14 @@ class Problem:
 
 @dataclass(frozen=True)
 class Lake:
-    """The fixed map; distances are to points (..., 2) in metres.
+    """The fixed map; distances are from points (..., 2) in metres.
 
-    Attributes:
-        shore: the shoreline, one polygon around the water.
-        islands: land inside it.
-        buoys: also the landmarks that LiDAR and camera see.
+    The shore is one polygon around the water; the buoys are what LiDAR and camera see.
     """
 
     shore: Polygons
     islands: Polygons
     buoys: Discs
-
-    @cached_property
-    def _land(self) -> Polygons:
-        return Polygons(self.shore.rings + self.islands.rings)
 
     def to_shore(self, points: FloatArray) -> FloatArray:
         """Metres to the shoreline, negative on land: (...)."""

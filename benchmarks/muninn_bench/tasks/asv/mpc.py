@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from muninn.errors import InputError
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.reference import Reference
-from muninn_bench.tasks.asv.shapes import FloatArray
 from muninn_bench.tasks.asv.vessel import Hull, thrusts, wrap
 
 WAYPOINTS = 8
@@ -43,21 +44,17 @@ def require_osqp() -> Any:
     """The solver's module; imported late, so that training and data need none.
 
     Raises:
-        ImportError: it is not installed.
+        InputError: it is not installed.
     """
     try:
         import osqp
     except ImportError as error:
-        raise ImportError("the vessel needs OSQP: pip install 'muninn-diffusion[fly]'") from error
+        raise InputError("the vessel needs OSQP: pip install 'muninn-bench[fly]'") from error
     return osqp
 
 
 class Mpc:
-    """The controller of one episode: keeps its last solution.
-
-    Args:
-        hull: the model.
-    """
+    """The controller of one episode: keeps its last solution."""
 
     def __init__(self, hull: Hull) -> None:
         from scipy import sparse
@@ -90,10 +87,7 @@ class Mpc:
     def solve(self, now: float, state: FloatArray, reference: Reference) -> tuple[float, float]:
         """The set points ``(v, omega)``: surge through the water, m/s, and turn rate, rad/s.
 
-        Args:
-            now: episode time, seconds.
-            state: the filter's mean, (8,).
-            reference: to follow.
+        ``now`` is the episode's time, ``state`` the filter's mean, (8,).
         """
         hull, count = self._hull, WAYPOINTS
         x, y, heading, u, _, r, cx, cy = state.tolist()
@@ -114,16 +108,8 @@ class Mpc:
         drag_u, drag_r = hull.surge, hull.yaw
         slope_u = drag_u[0] + 2.0 * drag_u[1] * np.abs(surges)
         slope_r = drag_r[0] + 2.0 * drag_r[1] * np.abs(rates)
-        entries = np.concatenate(
-            [
-                -STEP * cosines,
-                STEP * surges * sines,
-                -STEP * sines,
-                -STEP * surges * cosines,
-                1.0 + STEP / hull.mass_surge * slope_u,
-                1.0 + STEP / hull.inertia_yaw * slope_r,
-            ]
-        )
+        entries = [-STEP * cosines, STEP * surges * sines, -STEP * sines, -STEP * surges * cosines]
+        entries += [1.0 + STEP / hull.mass_surge * slope_u, 1.0 + STEP / hull.inertia_yaw * slope_r]
         fixed = np.empty((count, _STATES))
         fixed[:, 0] = STEP * (drift[0] + surges * sines * nominal)
         fixed[:, 1] = STEP * (drift[1] - surges * cosines * nominal)
@@ -134,14 +120,12 @@ class Mpc:
         equations = _STATES * count
         self._low[:equations] = self._high[:equations] = fixed.ravel()
         target = self._wanted[:equations].reshape(count, _STATES)
-        target[:, :2] = position
-        target[:, 2] = course
-        target[:, 3] = speed
+        target[:, :2], target[:, 2], target[:, 3] = position, course, speed
         trim = 0.5 * (drag_u[0] + drag_u[1] * np.abs(speed)) * speed / _UNIT
         self._wanted[equations:] = np.repeat(trim, 2)
         self._program.update(
             q=-self._weights * self._wanted, l=self._low, u=self._high,
-            Ax=entries, Ax_idx=self._changing_places,
+            Ax=np.concatenate(entries), Ax_idx=self._changing_places,
         )  # fmt: skip
         result = self._program.solve(raise_error=False)
         self.iterations = int(result.info.iter)
@@ -158,12 +142,8 @@ def _course(error: FloatArray, wanted: FloatArray, nominal: FloatArray) -> tuple
 
     The bow points along the velocity through the water that the reference asks for, corrected
     towards it; so the vessel crabs in a current, and turns into it when it holds. A slow correction
-    behind the vessel is made astern; for one that is slower still the heading is kept.
-
-    Args:
-        error: from here to the first waypoint, (2,), metres.
-        wanted: velocities through the water at the waypoints, (waypoints, 2), m/s.
-        nominal: predicted headings, (waypoints,).
+    behind the vessel is made astern; for one that is slower still the heading is kept. ``error`` is
+    from here to the first waypoint, ``wanted`` are velocities through the water, (waypoints, 2).
     """
     pull = _PULL * error
     pull *= min(1.0, 0.6 / max(math.hypot(pull[0], pull[1]), 1e-9))

@@ -3,60 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from torch import Tensor
 
 from muninn.context import Context
-from muninn.errors import InputError
-from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
+from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.tasks.asv.episode import AsvEpisode
 from muninn_bench.tasks.asv.lake import Lake, draw_problem, make_lake
 from muninn_bench.tasks.asv.mpc import require_osqp
 from muninn_bench.tasks.asv.reference import FRAME_SECONDS, SCREENED, followed
-from muninn_bench.tasks.asv.shapes import FloatArray
 from muninn_bench.tasks.asv.vessel import Weather
-from muninn_bench.tasks.maze2d.planner import find_models, maze_planner
 
 SCREEN_MARGIN = 0.5
 """Metres beyond hull radius and shore buffer that a plan must keep: what tracking may be off."""
-
-
-def bundled_teacher() -> Teacher:
-    """The trained teacher that comes with the project.
-
-    Raises:
-        InputError: its file is missing.
-    """
-    path = find_models() / "asv" / "teacher.safetensors"
-    if not path.is_file():
-        raise InputError(
-            f"the bundled teacher {path} is missing; restore it from the project, or train one "
-            "with: python -m muninn_bench.tasks.asv.train"
-        )
-    return load_teacher(path)
 
 
 @dataclass
 class AsvPlatform:
     """See :class:`muninn_bench.platform.Platform`."""
 
-    teacher: Teacher = field(default_factory=bundled_teacher)
+    teacher: Teacher = field(
+        default_factory=lambda: load_teacher(model_file("asv/teacher.safetensors"))
+    )
     lake: Lake = field(default_factory=make_lake)
     name: str = "asv"
     period: float = 1.0
     candidates: int = 4
+    tolerance: float = 0.5
 
     def __post_init__(self) -> None:
-        # Missing packages are told now, not in the first episode.
-        require_osqp()
-
-    @cached_property
-    def planner(self) -> Planner:
-        """Full compute."""
-        return maze_planner(self.teacher)
+        require_osqp()  # a missing package is told now, not in the first episode
+        self.planner = diffuser_planner(self.teacher)
 
     def begin(self, seed: int) -> AsvEpisode:
         """A fresh problem, weather and sensor noise."""
@@ -82,11 +63,9 @@ class AsvPlatform:
 
     def outlines(self) -> list[FloatArray]:
         """Closed outlines of shore, islands and buoys, each (points, 2), for pictures."""
-        rings = [*self.lake.shore.rings, *self.lake.islands.rings]
         turn = np.linspace(0.0, 2.0 * np.pi, 17)
         circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
-        buoys = self.lake.buoys
-        return [np.concatenate([ring, ring[:1]]) for ring in rings] + [
-            centre + radius * circle
-            for centre, radius in zip(buoys.centres, buoys.radii, strict=True)
-        ]
+        rings = [*self.lake.shore.rings, *self.lake.islands.rings]
+        buoys = zip(self.lake.buoys.centres, self.lake.buoys.radii, strict=True)
+        lines = [np.concatenate([ring, ring[:1]]) for ring in rings]
+        return lines + [centre + radius * circle for centre, radius in buoys]

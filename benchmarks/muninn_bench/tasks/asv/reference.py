@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from muninn_bench.tasks.asv.shapes import FloatArray
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.fitted import fitted
 
 HORIZON = 128
@@ -58,8 +58,7 @@ class PlanReference:
 
     Args:
         frames: world units, (frames, 4).
-        begin: episode time of the first frame, seconds.
-        joined: episode time from which on it is followed, seconds.
+        begin, joined: episode times of the first frame, and from which on it is followed, seconds.
         factor: share of its speed at which it is followed.
     """
 
@@ -89,13 +88,7 @@ class PlanReference:
 
 
 class StopReference:
-    """Brakes along the present velocity and stays where that ends; never damped.
-
-    Args:
-        position: (2,), metres.
-        velocity: over ground, (2,), m/s.
-        begin: episode time, seconds.
-    """
+    """Brakes along the velocity over ground and stays where that ends; never damped."""
 
     def __init__(self, position: FloatArray, velocity: FloatArray, begin: float) -> None:
         self._position, self._velocity, self._begin = position, velocity, begin
@@ -116,10 +109,6 @@ class PlanStop:
     for, towards what the plan goes round. A plan followed at a share of its speed ends in the same
     place: its stop is slower too, or a damped vessel would lose in one stop what it gains in many
     calls.
-
-    Args:
-        plan: what was followed so far.
-        begin: episode time, seconds.
     """
 
     def __init__(self, plan: PlanReference, begin: float) -> None:

@@ -15,8 +15,8 @@ from scipy.interpolate import CubicSpline
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.lake import WORLD_RADIUS, Lake
-from muninn_bench.tasks.asv.shapes import FloatArray
 
 CRUISE = 1.8
 """Metres per second; against a current it leaves the vessel a quarter of its thrust to steer."""
@@ -26,22 +26,14 @@ TURN_RATE = 0.3
 MARGIN = 3.0
 """Metres of clearance that routes keep, but for the first metres of one that starts closer."""
 
-_CELL = 2.0
-_FIELD_CELL = 1.0
-_SPACING = 1.0
+_CELL, _FIELD_CELL, _SPACING, _FINE = 2.0, 1.0, 1.0, 0.2
 _ROUNDS = 120
-_FINE = 0.2
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A route on the clock.
-
-    Attributes:
-        times: of the points, from 0, (points,), seconds.
-        positions: (points, 2), metres.
-        velocities: (points, 2), metres per second; zero at both ends.
-    """
+    """A route on the clock: seconds from 0, (points,), metres and m/s, (points, 2), at rest at its
+    ends."""
 
     times: FloatArray
     positions: FloatArray

@@ -9,27 +9,24 @@ for a catamaran of 1.8 m with two thrusters; they are ours, and identified from 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from muninn_bench.tasks.asv.shapes import FloatArray
+Velocity = tuple[float, float]
+"""In the world, m/s."""
 
 
 @dataclass(frozen=True)
 class Hull:
-    """Parameters in SI units; damping is ``linear + quadratic |speed|``.
+    """Parameters in SI units.
 
     Attributes:
-        mass_surge: mass and added mass, kg.
-        mass_sway: mass and added mass, kg.
-        inertia_yaw: moment of inertia, added one included, kg m^2.
-        surge: linear and quadratic damping, N s/m and N s^2/m^2.
-        sway: the same across.
-        yaw: the same for turning, N m s and N m s^2.
-        arm: of a thruster, from the middle line, m.
-        thrust_low: most reverse thrust of one thruster, N.
-        thrust_high: most forward thrust of one thruster, N.
+        mass_surge, mass_sway, inertia_yaw: added mass included.
+        surge, sway, yaw: damping is ``linear + quadratic |speed|``.
+        arm: of a thruster, from the middle line.
+        thrust_low, thrust_high: of one thruster; the most in reverse and forward.
         thrust_lag: seconds in which a thruster covers 63% of a step.
         wind: force per squared relative wind speed, ahead and across, N s^2/m^2.
     """
@@ -54,12 +51,6 @@ class Hull:
         """Moment that holds a turn rate, N m."""
         return (self.yaw[0] + self.yaw[1] * abs(r)) * r
 
-    def top_speed(self) -> float:
-        """Steady surge speed at full thrust: the positive root of drag = thrust, m/s."""
-        linear, quadratic = self.surge
-        force = 2.0 * self.thrust_high
-        return (math.sqrt(linear * linear + 4.0 * quadratic * force) - linear) / (2.0 * quadratic)
-
 
 class Vessel:
     """The true state, stepped with scalars: faster than arrays of this size.
@@ -78,43 +69,19 @@ class Vessel:
         self.u = self.v = self.r = 0.0
         self.left = self.right = 0.0
 
-    def set_ground_velocity(self, vx: float, vy: float, current: tuple[float, float]) -> None:
+    def set_ground_velocity(self, vx: float, vy: float, current: Velocity) -> None:
         """Give the vessel a velocity over ground in a current."""
         cos, sin = math.cos(self.heading), math.sin(self.heading)
         across, along = vx - current[0], vy - current[1]
         self.u = cos * across + sin * along
         self.v = -sin * across + cos * along
 
-    def ground_velocity(self, current: tuple[float, float]) -> tuple[float, float]:
-        """Velocity over ground, m/s."""
-        cos, sin = math.cos(self.heading), math.sin(self.heading)
-        return cos * self.u - sin * self.v + current[0], sin * self.u + cos * self.v + current[1]
-
-    def energy(self) -> float:
-        """Kinetic energy of the motion through the water, J."""
-        hull = self.hull
-        return 0.5 * (
-            hull.mass_surge * self.u * self.u
-            + hull.mass_sway * self.v * self.v
-            + hull.inertia_yaw * self.r * self.r
-        )
-
     def step(
-        self,
-        left: float,
-        right: float,
-        current: tuple[float, float],
-        wind: tuple[float, float],
-        seconds: float,
+        self, left: float, right: float, current: Velocity, wind: Velocity, seconds: float
     ) -> None:
-        """Semi-implicit Euler: velocities first, positions with the new ones.
+        """Semi-implicit Euler over a few milliseconds: velocities first, positions with the new.
 
-        Args:
-            left: commanded thrust, saturated here, N.
-            right: the other one's.
-            current: of the water, m/s.
-            wind: over ground, m/s.
-            seconds: a few milliseconds.
+        Commanded thrusts are saturated here, N; the wind is over ground.
         """
         hull = self.hull
         low, high = hull.thrust_low, hull.thrust_high
@@ -150,16 +117,8 @@ class Weather:
     """
 
     def __init__(self, generator: np.random.Generator) -> None:
-        self._current = _Wandering(generator, 0.25, (60.0, 180.0))
-        self._wind = _Wandering(generator, 5.0, (10.0, 40.0))
-
-    def current(self, time: float) -> tuple[float, float]:
-        """Velocity of the water, m/s."""
-        return self._current.at(time)
-
-    def wind(self, time: float) -> tuple[float, float]:
-        """Velocity of the air, m/s."""
-        return self._wind.at(time)
+        self.current: Callable[[float], Velocity] = _Wandering(generator, 0.25, (60.0, 180.0))
+        self.wind: Callable[[float], Velocity] = _Wandering(generator, 5.0, (10.0, 40.0))
 
 
 class _Wandering:
@@ -177,7 +136,7 @@ class _Wandering:
             size = strength / 6.0
             self._waves.append((pace, phase, size * math.cos(turn), size * math.sin(turn)))
 
-    def at(self, time: float) -> tuple[float, float]:
+    def __call__(self, time: float) -> Velocity:
         x, y = self._mean
         for pace, phase, across, along in self._waves:
             wave = math.sin(pace * time + phase)
@@ -200,6 +159,7 @@ def wrap(angle: float) -> float:
     return (angle + math.pi) % (2.0 * math.pi) - math.pi
 
 
-def as_array(vessel: Vessel) -> FloatArray:
-    """Pose and velocity through the water, (6,)."""
-    return np.array([vessel.x, vessel.y, vessel.heading, vessel.u, vessel.v, vessel.r])
+def over_ground(heading: float, u: float, v: float, current: Velocity) -> Velocity:
+    """A velocity through the water, over ground, m/s."""
+    cos, sin = math.cos(heading), math.sin(heading)
+    return cos * u - sin * v + current[0], sin * u + cos * v + current[1]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from muninn.model.schedule import FloatArray
+from muninn_bench.tasks.paths import resample
 
 HALF_SIZE = np.array([2.5, 2.5, 1.0])
 """The arena is the box of these half sizes; its walls, floor and ceiling count as obstacles."""
@@ -42,8 +42,7 @@ COLLISION_MARGIN = 0.10
 WORKSPACE_MARGIN = 0.25
 """Clearance of starts and goals, and of the routes in the training data before smoothing."""
 
-SMALLEST_DISTANCE = 1.0
-"""Between start and goal."""
+SMALLEST_DISTANCE = 1.0  # between start and goal
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,8 @@ def clearance(points: FloatArray) -> FloatArray:
     points = np.asarray(points, dtype=np.float64)
     outside = np.abs(points[..., None, :] - BOXES[:, :3]) - BOXES[:, 3:]
     boxes = _box_distance(outside).min(axis=-1)
-    radial = np.hypot(
-        points[..., None, 0] - CYLINDERS[:, 0], points[..., None, 1] - CYLINDERS[:, 1]
-    )
+    across, along = (points[..., None, axis] - CYLINDERS[:, axis] for axis in (0, 1))
+    radial = np.hypot(across, along)
     cylinders = (radial - CYLINDERS[:, 2]).min(axis=-1)
     boundary = (HALF_SIZE - np.abs(points)).min(axis=-1)
     nearest: FloatArray = np.minimum(np.minimum(boxes, cylinders), boundary)
@@ -80,12 +78,8 @@ def _box_distance(outside: FloatArray) -> FloatArray:
 
 def path_clearance(path: FloatArray, spacing: float = 0.02) -> float:
     """Smallest clearance along a polyline (points, 3), checked every ``spacing`` metres."""
-    lengths = np.linalg.norm(np.diff(path, axis=0), axis=1)
-    arc = np.concatenate([[0.0], np.cumsum(lengths)])
-    at = np.linspace(0.0, arc[-1], max(2, int(np.ceil(arc[-1] / spacing)) + 1))
-    dense = np.stack([np.interp(at, arc, path[:, axis]) for axis in range(3)], axis=1)
     # Vertices too: a corner between two samples is farther out than either.
-    return float(clearance(np.concatenate([dense, path])).min())
+    return float(clearance(np.concatenate([resample(path, spacing), path])).min())
 
 
 def draw_place(generator: np.random.Generator, margin: float = WORKSPACE_MARGIN) -> FloatArray:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.model import (
     GRAVITY,
     INERTIA,
     MASS,
     MIXER,
     MOTOR_RANGE,
-    FloatArray,
 )
 
 UP = np.array([0.0, 0.0, 1.0])
@@ -40,10 +40,8 @@ class Gains:
     """Gains of the controller.
 
     Attributes:
-        position: of the position error, 1/s^2.
-        velocity: of the velocity error, 1/s.
-        attitude: of the attitude error about x, y, z, 1/s^2.
-        rates: of the angular velocity about x, y, z, 1/s.
+        position, velocity: of their errors, 1/s^2 and 1/s.
+        attitude, rates: of the attitude error and angular velocity about x, y, z, 1/s^2 and 1/s.
         observer: bandwidth of the wind observer, rad/s.
         largest_tilt: of the thrust vector, radians.
     """

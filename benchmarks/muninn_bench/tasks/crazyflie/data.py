@@ -1,10 +1,9 @@
-"""Record the Crazyflie planner's training data: ``python -m muninn_bench.tasks.crazyflie.data FILE``.
+"""The Crazyflie planner's training data.
 
 Routes come from OMPL (RRT-Connect in R^3, the shortest of several attempts after shortcutting), are
 relaxed as elastic bands, which keep well clear of obstacles where there is room, and are timed
 within bounds on speed and acceleration (:mod:`muninn_bench.tasks.crazyflie.route`); each is flown
-there and back. Every pair of runs is a
-function of ``(seed, index)`` alone, so the file does not depend on the number of processes.
+there and back.
 
 Most runs lead from one place of the workspace to another. A share is short, down to nothing, which
 is what correcting a hover looks like; a share begins on the move, in whatever direction, which is
@@ -14,48 +13,35 @@ obstacle than any route leads, which is where a pushed robot must find its way o
 
 from __future__ import annotations
 
-import argparse
 import math
-import multiprocessing
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
-from muninn.progress import bars
-from muninn_bench.networks.runs import Runs, save_runs
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.arena import (
     BOXES,
     CYLINDERS,
     HALF_SIZE,
     SMALLEST_DISTANCE,
     WORKSPACE_MARGIN,
-    FloatArray,
     clearance,
     draw_place,
     draw_problem,
     path_clearance,
 )
-from muninn_bench.tasks.crazyflie.route import FRAME_SECONDS, HORIZON, resample, rounded, timed
+from muninn_bench.tasks.crazyflie.route import FRAME_SECONDS, HORIZON, rounded, timed
+from muninn_bench.tasks.paths import resample
+from muninn_bench.tasks.recorded import Recording
 
-SMALLEST_CLEARANCE = 0.18
-"""Of a recorded run, metres: rounding a corner cuts it a little."""
-
+SMALLEST_CLEARANCE = 0.18  # of a recorded run, metres: rounding a corner cuts it a little
+CLOSEST_START = 0.115  # of a start close to an obstacle, metres: all but a collision
+SHORT_SHARE, MOVING_SHARE, CLOSE_SHARE = 0.15, 0.2, 0.15
 ATTEMPTS = 3
-SHORT_SHARE = 0.15
-MOVING_SHARE = 0.2
-CLOSE_SHARE = 0.15
-
-CLOSEST_START = 0.115
-"""Clearance of a start close to an obstacle, metres: all but a collision."""
-
 _OUT_CLEARANCE = 0.11
 _SHORTCUTS = 40
-_BAND_CLEARANCE = 0.45
-_BAND_SPACING = 0.05
-_BAND_ROUNDS = 60
+_BAND_CLEARANCE, _BAND_SPACING, _BAND_ROUNDS = 0.45, 0.05, 60
 _SEARCH_SECONDS = 5.0
 
 
@@ -158,7 +144,7 @@ def relaxed(route: FloatArray) -> FloatArray:
     and routes that were shortened at random differ where nothing distinguishes them, which a
     planner cannot learn.
     """
-    band = resample(route, _BAND_SPACING)
+    band = resample(route, _BAND_SPACING, 3)
     for _ in range(_BAND_ROUNDS):
         inner = band[1:-1]
         inner += 0.25 * (band[:-2] + band[2:] - 2.0 * inner)
@@ -176,43 +162,17 @@ def _from_before(run: FloatArray, place: FloatArray, metres: float) -> FloatArra
     return run[farther[-1] if len(farther) else 0 :]
 
 
-def generate(out: Path, count: int, seed: int, processes: int) -> Runs:
-    """Record runs, two per search, and write them to a file."""
-    context = multiprocessing.get_context("spawn")
-    runs: list[FloatArray] = []
-    with context.Pool(processes) as pool, bars(True) as task:
-        advance = task("runs", count)
-        for pair in pool.imap(partial(make_runs, seed), range((count + 1) // 2), chunksize=20):
-            runs.extend(pair)
-            advance(2)
-    runs = runs[:count]
-    offsets = np.concatenate([[0], np.cumsum([len(run) for run in runs])]).astype(np.int64)
-    recorded = Runs(
-        frames=np.concatenate(runs).astype(np.float32),
-        offsets=offsets,
-        frame_seconds=FRAME_SECONDS,
-        position_channels=3,
-        state_channels=6,
-    )
-    save_runs(out, recorded)
-    return recorded
-
-
 def _is_free(state: Sequence[float]) -> bool:
     """``clearance(state) >= WORKSPACE_MARGIN``, for one point without numpy: OMPL asks often."""
-    x, y, z = state[0], state[1], state[2]
+    x, y, z = place = state[0], state[1], state[2]
     margin = WORKSPACE_MARGIN
-    for half, value in zip(_HALF, (x, y, z), strict=True):
-        if half - abs(value) < margin:
-            return False
-    for cx, cy, radius in _CYLINDERS:
-        if math.hypot(x - cx, y - cy) < radius + margin:
-            return False
+    if any(half - abs(value) < margin for half, value in zip(_HALF, place, strict=True)):
+        return False
+    if any(math.hypot(x - cx, y - cy) < radius + margin for cx, cy, radius in _CYLINDERS):
+        return False
     for cx, cy, cz, hx, hy, hz in _BOXES:
-        beyond = (
-            max(abs(x - cx) - hx, 0.0), max(abs(y - cy) - hy, 0.0), max(abs(z - cz) - hz, 0.0)
-        )  # fmt: skip
-        if math.hypot(*beyond) < margin:
+        beyond = abs(x - cx) - hx, abs(y - cy) - hy, abs(z - cz) - hz
+        if math.hypot(*(max(part, 0.0) for part in beyond)) < margin:
             return False
     return True
 
@@ -248,18 +208,4 @@ def _length(route: FloatArray) -> float:
     return float(np.linalg.norm(np.diff(route, axis=0), axis=1).sum())
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and write the data file."""
-    parser = argparse.ArgumentParser(
-        prog="python -m muninn_bench.tasks.crazyflie.data", description=__doc__
-    )
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--count", type=int, default=50_000, help="number of runs")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--processes", type=int, default=2)
-    options = parser.parse_args(arguments)
-    generate(options.out, options.count, options.seed, options.processes)
-
-
-if __name__ == "__main__":
-    main()
+RECORDING = Recording("crazyflie", make_runs, 50_000, FRAME_SECONDS, 3, 6, each=2)

@@ -6,23 +6,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.platform import Outcome, Snapshot
 from muninn_bench.tasks.crazyflie.arena import COLLISION_MARGIN, Problem, clearance, draw_problem
 from muninn_bench.tasks.crazyflie.controller import GeometricController
-from muninn_bench.tasks.crazyflie.model import PHYSICS_STEP, Air, Drone, FloatArray, Wind
+from muninn_bench.tasks.crazyflie.model import PHYSICS_STEP, Air, Drone, Wind
 from muninn_bench.tasks.crazyflie.reference import PlanSpline, Reference
 
-GOAL_RADIUS = 0.15
-GOAL_SECONDS = 1.0
-TIMEOUT = 30.0
-
-POSITION_NOISE = 0.001
-"""Standard deviation of motion capture along each axis, metres."""
-
-VELOCITY_NOISE = 0.02
-"""Of the velocity estimate, m/s. Attitude and angular velocity come from the drone's own
-estimator and are taken as exact."""
+GOAL_RADIUS, GOAL_SECONDS, TIMEOUT = 0.15, 1.0, 30.0
+POSITION_NOISE, VELOCITY_NOISE = 0.001, 0.02
+"""Standard deviations of motion capture along each axis, metres and m/s. Attitude and angular
+velocity come from the drone's own estimator and are taken as exact."""
 
 LOST = 0.25
 """Metres between drone and setpoint from which on the setpoint starts again at the drone."""
@@ -38,11 +33,7 @@ class CrazyflieEpisode:
     fixed times: what the planner does changes none of them. Clearances are those of the drone's
     centre from obstacles inflated by its radius, so a collision is a clearance below zero.
 
-    Args:
-        teacher: for the coordinates of contexts and plans.
-        seed: of everything random.
-        wind: how strong it may be.
-        problem: start and goal, instead of drawn ones.
+    Contexts and plans are in the teacher's coordinates; a given problem replaces the drawn one.
     """
 
     def __init__(
@@ -101,12 +92,8 @@ class CrazyflieEpisode:
     def snapshot(self) -> Snapshot:
         """The present moment, as it really is."""
         position = self._drone.position
-        return Snapshot(
-            time=self.time,
-            position=position,
-            clearance=float(clearance(position)) - COLLISION_MARGIN,
-            to_goal=float(np.linalg.norm(position - self.goal)),
-        )
+        room = float(clearance(position)) - COLLISION_MARGIN
+        return Snapshot(self.time, position, room, float(np.linalg.norm(position - self.goal)))
 
     def _step(self) -> None:
         drone, controller = self._drone, self._controller

@@ -10,50 +10,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.arena import BOXES, CYLINDERS, HALF_SIZE
 
-FloatArray = NDArray[np.float64]
-
-MASS = 0.0319
-"""Kilograms."""
-
-INERTIA = np.array([16.8e-6, 16.8e-6, 29.8e-6])
-"""Principal moments about x (forward), y (left), z (up), kg m^2."""
-
-ARM = 0.03253
-"""From the centre to a motor along x and along y, metres."""
-
-TORQUE_PER_THRUST = 0.00735
-"""Of a propeller about z, metres."""
-
-MOTOR_RANGE = (0.0128, 0.12)
-"""Thrust of one motor, newtons."""
-
-MOTOR_SECONDS = 0.03
-"""Time constant with which thrust follows its command."""
-
-DRAG = np.array([0.0147, 0.0147, 0.0128])
-"""Newtons per m/s of air speed, along world axes."""
-
-GRAVITY = 9.81
-PHYSICS_STEP = 0.002
-"""Seconds."""
+MASS = 0.0319  # kilograms
+INERTIA = np.array([16.8e-6, 16.8e-6, 29.8e-6])  # about x (forward), y (left), z (up), kg m^2
+ARM = 0.03253  # from the centre to a motor along x and along y, metres
+TORQUE_PER_THRUST = 0.00735  # of a propeller about z, metres
+MOTOR_RANGE = (0.0128, 0.12)  # thrust of one motor, newtons
+MOTOR_SECONDS = 0.03  # time constant with which thrust follows its command
+DRAG = np.array([0.0147, 0.0147, 0.0128])  # newtons per m/s of air speed, along world axes
+GRAVITY = 9.81  # m/s^2
+PHYSICS_STEP = 0.002  # seconds
 
 # Motors: front right, back right, back left, front left; a propeller turning clockwise (seen from
 # above) pushes the body counter-clockwise.
 _MOTORS = np.array([[1, -1, -1], [-1, -1, 1], [-1, 1, -1], [1, 1, 1]])
 
+_FORWARD, _LEFT, _SPIN = _MOTORS.T
 MIXER = np.linalg.inv(
-    np.stack(
-        [
-            np.ones(4),
-            ARM * _MOTORS[:, 1],
-            -ARM * _MOTORS[:, 0],
-            TORQUE_PER_THRUST * _MOTORS[:, 2],
-        ]
-    )
+    np.stack([np.ones(4), ARM * _LEFT, -ARM * _FORWARD, TORQUE_PER_THRUST * _SPIN])
 )
 """(thrust, torque x, y, z) to the thrusts of the four motors, (4, 4)."""
 

@@ -10,22 +10,14 @@ from __future__ import annotations
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.controller import Setpoint
-from muninn_bench.tasks.crazyflie.model import FloatArray
 from muninn_bench.tasks.fitted import fitted
 
-TOP_SPEED = 2.2
-"""Of setpoints, m/s: a fifth above the training runs'."""
-
-TOP_ACCELERATION = 5.0
-"""Of setpoints, m/s^2."""
-
-REST = 0.15
-"""Below this speed a plan begins at rest, m/s."""
-
-LEFT = 0.01
-"""A plan that is so far from its first place has left it, metres."""
-
+TOP_SPEED = 2.2  # of setpoints, m/s: a fifth above the training runs'
+TOP_ACCELERATION = 5.0  # of setpoints, m/s^2
+REST = 0.15  # below this speed a plan begins at rest, m/s
+LEFT = 0.01  # a plan that is so far from its first place has left it, metres
 # The reference closes in on the spline as a critically damped oscillator of 10 rad/s.
 _STIFFNESS = 100.0
 _DAMPING = 20.0

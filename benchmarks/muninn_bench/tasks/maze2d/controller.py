@@ -10,24 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.maze2d.maze import Cell, MazeProblem, cell_centre
+from muninn_bench.tasks.paths import gaussian, resample, smooth, timed
 
-FloatArray = NDArray[np.float64]
-
-TIME_STEP = 0.01
-"""Seconds per environment step."""
-
-BALL_MASS = 4.0 / 3.0 * np.pi * 0.1**3 * 1000.0
-"""Kilograms: the environment's sphere of radius 0.1 m and density 1000 kg/m^3."""
-
-ACTUATOR_GEAR = 100.0
-"""Newtons per unit of action."""
-
-JOINT_DAMPING = 1.0
-"""Newton seconds per metre."""
-
+TIME_STEP = 0.01  # seconds per environment step
+BALL_MASS = 4.0 / 3.0 * np.pi * 0.1**3 * 1000.0  # kg: a sphere of radius 0.1 m, 1000 kg/m^3
+ACTUATOR_GEAR = 100.0  # newtons per unit of action
+JOINT_DAMPING = 1.0  # newton seconds per metre
 _ARC_STEP = 0.01
 
 
@@ -60,13 +51,7 @@ class ControllerConfig:
 
 @dataclass(frozen=True)
 class Reference:
-    """A timed path at the environment's step.
-
-    Attributes:
-        position: Metres, shape ``(steps, 2)``.
-        velocity: Metres per second, shape ``(steps, 2)``.
-        acceleration: Metres per second squared, shape ``(steps, 2)``.
-    """
+    """A timed path at the environment's step, (steps, 2) each: metres and seconds."""
 
     position: FloatArray
     velocity: FloatArray
@@ -74,19 +59,18 @@ class Reference:
 
 
 def make_reference(problem: MazeProblem, route: list[Cell], config: ControllerConfig) -> Reference:
-    """Return the timed reference from the problem's start, at rest, to its goal, at rest."""
+    """The timed reference from the problem's start, at rest, to its goal, at rest."""
     inner = [cell_centre(cell) for cell in route[1:-1]]
     corners = np.stack([problem.start[:2], *inner, problem.goal])
-    path = _smooth(_resample(corners, _ARC_STEP), config.corner_rounding / _ARC_STEP)
-    path = _resample(path, _ARC_STEP)
-    times = _timing(path, config)
-    clock = np.arange(0.0, times[-1] + TIME_STEP, TIME_STEP)
-    timed = np.stack([np.interp(clock, times, path[:, axis]) for axis in range(2)], axis=1)
-    # Rest before and after lets the smoothing in time start and end at rest, exactly in place.
-    sigma = config.time_rounding / TIME_STEP
-    rest = int(np.ceil(3 * sigma))
-    timed = np.concatenate([np.repeat(timed[:1], rest, 0), timed, np.repeat(timed[-1:], rest, 0)])
-    position = _smooth(timed, sigma)
+    path = smooth(resample(corners, _ARC_STEP), config.corner_rounding / _ARC_STEP)
+    position = timed(
+        resample(path, _ARC_STEP),
+        config.top_speed,
+        config.turning_acceleration,
+        config.driving_acceleration,
+        TIME_STEP,
+        config.time_rounding,
+    )
     velocity = np.gradient(position, TIME_STEP, axis=0)
     return Reference(position, velocity, np.gradient(velocity, TIME_STEP, axis=0))
 
@@ -117,52 +101,7 @@ def smooth_noise(
     steps: int, config: ControllerConfig, generator: np.random.Generator
 ) -> FloatArray:
     """Return smooth stationary noise for the action, shape ``(steps, 2)``."""
-    weights = _gaussian(config.noise_time / TIME_STEP)
+    weights = gaussian(config.noise_time / TIME_STEP)
     weights *= config.noise / np.linalg.norm(weights)
     white = generator.standard_normal((steps + len(weights) - 1, 2))
     return np.stack([np.convolve(white[:, axis], weights, "valid") for axis in range(2)], axis=1)
-
-
-def _gaussian(sigma: float, reach: int | None = None) -> FloatArray:
-    """Return Gaussian weights of ``sigma`` samples that sum to one, cut at ``reach`` samples."""
-    if reach is None:
-        reach = int(np.ceil(3 * sigma))
-    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
-    normalised: FloatArray = weights / weights.sum()
-    return normalised
-
-
-def _resample(path: FloatArray, spacing: float) -> FloatArray:
-    """Return the polyline at equal arc lengths of about ``spacing``."""
-    lengths = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))])
-    count = max(2, int(np.ceil(lengths[-1] / spacing)) + 1)
-    at = np.linspace(0.0, lengths[-1], count)
-    return np.stack([np.interp(at, lengths, path[:, axis]) for axis in range(2)], axis=1)
-
-
-def _smooth(path: FloatArray, sigma: float) -> FloatArray:
-    """Return the path under a Gaussian of ``sigma`` samples; odd reflection keeps both ends."""
-    reach = min(int(np.ceil(3 * sigma)), len(path) - 1)
-    weights = _gaussian(sigma, reach)
-    before = 2 * path[:1] - path[reach:0:-1]
-    after = 2 * path[-1:] - path[-2 : -reach - 2 : -1]
-    padded = np.concatenate([before, path, after])
-    return np.stack([np.convolve(padded[:, axis], weights, "valid") for axis in range(2)], axis=1)
-
-
-def _timing(path: FloatArray, config: ControllerConfig) -> FloatArray:
-    """Return the time at which each path point is passed, fastest within the limits."""
-    spacing = float(np.linalg.norm(np.diff(path, axis=0), axis=1).mean())
-    tangent = np.gradient(path, spacing, axis=0)
-    bend = np.linalg.norm(np.gradient(tangent, spacing, axis=0), axis=1)
-    squared = np.minimum(config.top_speed**2, config.turning_acceleration / np.maximum(bend, 1e-9))
-    squared[0] = squared[-1] = 0.0
-    gain = 2.0 * config.driving_acceleration * spacing
-    for index in range(1, len(squared)):
-        squared[index] = min(squared[index], squared[index - 1] + gain)
-    for index in range(len(squared) - 2, -1, -1):
-        squared[index] = min(squared[index], squared[index + 1] + gain)
-    speed = np.sqrt(squared)
-    # Between neighbours speed squared is linear, so the mean speed is the mean of the two speeds.
-    durations = 2.0 * spacing / (speed[1:] + speed[:-1])
-    return np.concatenate([[0.0], np.cumsum(durations)])

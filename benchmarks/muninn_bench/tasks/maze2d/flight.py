@@ -17,9 +17,9 @@ from torch import Tensor
 
 from muninn.context import Context
 from muninn.loop.escalation import damped
-from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
 from muninn_bench.networks.teacher import Teacher
-from muninn_bench.platform import FloatArray, Outcome, Snapshot
+from muninn_bench.platform import Outcome, Snapshot
 from muninn_bench.tasks.maze2d.controller import (
     ACTUATOR_GEAR,
     BALL_MASS,
@@ -39,14 +39,9 @@ from muninn_bench.tasks.maze2d.maze import (
 from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
 from muninn_bench.tasks.maze2d.world import MazeWorld
 
-GOAL_RADIUS = 0.45
-"""Metres, the environment's own."""
-
-TIME_LIMIT = 8.0
-"""Seconds, the environment's 800 steps."""
-
-TOP_SPEED = 5.0
-"""Metres per second and axis to which the environment clips velocities."""
+GOAL_RADIUS = 0.45  # metres, the environment's own
+TIME_LIMIT = 8.0  # seconds, the environment's 800 steps
+TOP_SPEED = 5.0  # metres per second and axis to which the environment clips velocities
 
 _CELLS = np.argwhere(WALLS)
 _WALL_CENTRES = np.stack([EXTENT[0] + _CELLS[:, 1] + 0.5, EXTENT[3] - _CELLS[:, 0] - 0.5], axis=1)
@@ -72,14 +67,6 @@ def wall_clearance(position: FloatArray) -> float:
     return float(np.sqrt((gap * gap).sum(axis=1).min())) - BALL_RADIUS
 
 
-class _World(MazeWorld):
-    """The environment, for its model."""
-
-    @property
-    def model(self) -> Any:
-        return self._environment.unwrapped.point_env.model
-
-
 class MazeEpisode:
     """One drive through the maze; see :class:`muninn_bench.platform.Episode`."""
 
@@ -102,11 +89,8 @@ class MazeEpisode:
         self._data.qpos[:] = problem.start[:2]
         self._data.qvel[:] = problem.start[2:]
         mujoco.mj_forward(self._world, self._data)
-        self._steps = 0
         self._reference = np.zeros((1, 4))
-        self._since = 0
-        self._factor = 1.0
-        self._holding = False
+        self._steps, self._since, self._factor, self._holding = 0, 0, 1.0, False
         self.smallest_clearance = wall_clearance(problem.start[:2])
         self.hold()
 
@@ -194,16 +178,15 @@ class MazePlatform:
     name: str = "maze2d"
     period: float = 0.5
     candidates: int = 4
+    tolerance: float = 0.05
 
-    @cached_property
-    def planner(self) -> Planner:
-        """Full compute."""
-        return maze_planner(self.teacher)
+    def __post_init__(self) -> None:
+        self.planner = maze_planner(self.teacher)
 
     @cached_property
     def model(self) -> Any:
         """The environment's MuJoCo model; episodes share it and have data of their own."""
-        return _World().model
+        return MazeWorld().model
 
     def begin(self, seed: int) -> MazeEpisode:
         """A fresh problem, gusts and sensor noise."""

@@ -1,4 +1,4 @@
-"""Maze2D-large: the grid, its walls and fresh start/goal problems, with numpy alone.
+"""Maze2D-large: the grid, its walls and fresh start/goal problems.
 
 The grid is that of gymnasium-robotics' ``PointMaze_Large-v3`` (the same as D4RL's maze2d-large).
 Row 0 is the top row; cells are one metre wide and the maze is centred on the origin, so the cell
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muninn.errors import InputError
+from muninn.model.schedule import FloatArray
 
 Cell = tuple[int, int]
-FloatArray = NDArray[np.float64]
 
 _MAP = """
 111111111111
@@ -33,15 +33,11 @@ _MAP = """
 WALLS: NDArray[np.bool_] = np.array([[c == "1" for c in row] for row in _MAP.split()])
 """Wall cells, ``(9 rows, 12 columns)``, row 0 at the top."""
 
-CELL_SIZE = 1.0
-"""Width of a cell in metres."""
-
+CELL_SIZE = 1.0  # metres
 EXTENT = (-6.0, 6.0, -4.5, 4.5)
 """``(left, right, bottom, top)`` of the maze in metres, as matplotlib's ``imshow`` wants it."""
 
-BALL_RADIUS = 0.1
-"""Radius of the environment's ball in metres."""
-
+BALL_RADIUS = 0.1  # of the environment's ball, metres
 START_JITTER = 0.25
 """Largest offset per axis of a start or goal from its cell's centre, as in the environment."""
 
@@ -50,12 +46,7 @@ _STEPS: tuple[Cell, ...] = ((0, 1), (1, 0), (0, -1), (-1, 0))
 
 @dataclass(frozen=True)
 class MazeProblem:
-    """One planning problem in world units.
-
-    Attributes:
-        start: ``(x, y, vx, vy)`` in metres and metres per second, shape ``(4,)``.
-        goal: ``(x, y)`` in metres, shape ``(2,)``; the goal is to be reached at rest.
-    """
+    """A start (x, y, vx, vy), (4,), and a goal (2,) to be reached at rest; metres and m/s."""
 
     start: FloatArray
     goal: FloatArray
@@ -139,18 +130,12 @@ def sample_problems(count: int, seed: int) -> list[MazeProblem]:
 
 
 def inside_walls(positions: NDArray[np.floating], radius: float = 0.0) -> NDArray[np.bool_]:
-    """Tell which positions touch a wall; everything outside the grid is wall.
+    """Whether a wall holds a position (..., 2), metres, or is nearer than ``radius``: (...).
 
-    Args:
-        positions: World positions in metres, shape ``(..., 2)``.
-        radius: Radius in metres of a disc around each position, at most one cell; 0 for the point.
-
-    Returns:
-        Booleans of shape ``(...)``: true where a wall holds the point or is nearer than
-        ``radius``.
+    Everything outside the grid is wall.
 
     Raises:
-        InputError: If the last axis is not 2 or the radius is outside ``[0, 1]``.
+        InputError: the last axis is not 2, or the radius is not at most one cell.
     """
     points = np.asarray(positions, dtype=np.float64)
     if points.shape[-1:] != (2,):
@@ -182,18 +167,15 @@ def inside_walls(positions: NDArray[np.floating], radius: float = 0.0) -> NDArra
 def plan_is_free(
     plan_positions: NDArray[np.floating], radius: float = 0.0, resolution: float = 0.02
 ) -> NDArray[np.bool_]:
-    """Tell which plans never touch a wall, straight segments between frames included.
+    """Whether plans never touch a wall, straight segments between frames included.
 
     Args:
-        plan_positions: World positions, shape ``(horizon, 2)`` or ``(batch, horizon, 2)``.
-        radius: Radius in metres by which walls are inflated.
-        resolution: Largest distance in metres between two checked points of a segment.
-
-    Returns:
-        A boolean scalar array for one plan, or an array of shape ``(batch,)``.
+        plan_positions: metres, (horizon, 2), or (batch, horizon, 2) for an answer (batch,).
+        radius: by which walls are inflated, metres.
+        resolution: largest distance between two checked points of a segment, metres.
 
     Raises:
-        InputError: If the shape is neither of the two.
+        InputError: the shape is neither of the two.
     """
     plans = np.asarray(plan_positions, dtype=np.float64)
     if plans.ndim == 2:

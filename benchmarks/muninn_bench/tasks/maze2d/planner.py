@@ -1,60 +1,28 @@
-"""The bundled Maze2D planners: teacher network, DDIM sampler, inpainted start and goal."""
+"""The bundled Maze2D teachers, and problems as what their planner is asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from muninn.context import Context
 from muninn.errors import InputError
-from muninn.model.planner import Planner
-from muninn.model.sampler import Sampler
 from muninn.model.schedule import FloatArray
-from muninn.model.solvers import ddim
 from muninn_bench.measure.baselines import few_steps
+from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.planners.diffuser import InpaintedDenoiser as InpaintedDenoiser
+from muninn_bench.planners.diffuser import diffuser_planner
+from muninn_bench.planners.diffuser import inpaint_ends as inpaint_ends
 from muninn_bench.tasks.maze2d.maze import MazeProblem
 
 STATE_CHANNELS = 4
+maze_planner = diffuser_planner
 
 BUNDLED = ("maze2d", "maze2d-transformer")
 """Teachers that come with the project: a U-Net that predicts x0, a Transformer for the noise."""
-
-
-@dataclass(frozen=True)
-class InpaintedDenoiser:
-    """A network that needs no context beyond what is inpainted into its input."""
-
-    network: nn.Module
-
-    def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        prediction: Tensor = self.network(x, timestep)
-        return prediction
-
-
-def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
-    """Write start and goal states (batch, 2, state) into first and last frames, in place."""
-    x[:, :: x.shape[1] - 1, : context.shape[-1]] = context
-    return x
-
-
-def maze_planner(teacher: Teacher, sampler: Sampler | None = None) -> Planner:
-    """Diffuser as published, with DDIM: the teacher's prediction, clipping, every training step."""
-    network = teacher.network
-    weight = next(network.parameters(), teacher.low)
-    return Planner(
-        denoiser=InpaintedDenoiser(network),
-        sampler=sampler or ddim(teacher.schedule, kind=teacher.predicts, clip=teacher.clip),
-        shape=(teacher.horizon, len(teacher.low)),
-        condition=inpaint_ends,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
 
 
 def maze_contexts(teacher: Teacher, problems: Sequence[MazeProblem]) -> Tensor:
@@ -92,26 +60,12 @@ def sample_plans(
     return torch.cat(plans).numpy()
 
 
-def find_models() -> Path:
-    """The directory of bundled models: in the working directory or beside the source tree."""
-    for folder in (Path("models"), Path(__file__).parents[4] / "models"):
-        if (folder / "maze2d" / "teacher.safetensors").is_file():
-            return folder
-    raise InputError(
-        "models/maze2d/teacher.safetensors was not found; run from the project's root, or train "
-        "a teacher with `muninn-bench train`"
-    )
-
-
 def bundled_teacher(name: str = "maze2d") -> Teacher:
     """A trained teacher that comes with the project.
 
     Raises:
-        InputError: if the name is not one of ``BUNDLED``, or its file is missing.
+        InputError: the name is not one of ``BUNDLED``, or its file is missing.
     """
     if name not in BUNDLED:
         raise InputError(f"no bundled teacher {name!r}; choose one of {', '.join(BUNDLED)}")
-    path = find_models() / name / "teacher.safetensors"
-    if not path.is_file():
-        raise InputError(f"the bundled teacher {path} is missing; restore it from the project")
-    return load_teacher(path)
+    return load_teacher(model_file(f"{name}/teacher.safetensors"))

@@ -1,39 +1,31 @@
-"""Closed loop: plan once, then track the plan in the real maze with a PD controller."""
+"""Plan once, then track the plan in the real maze with a PD controller."""
 
 from __future__ import annotations
-
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muninn.errors import InputError
-from muninn_bench.tasks.maze2d.controller import ControllerConfig, tracking_action
+from muninn_bench.tasks.maze2d.controller import TIME_STEP, ControllerConfig, tracking_action
 from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
 from muninn_bench.tasks.maze2d.maze import MazeProblem
-from muninn_bench.tasks.maze2d.world import MazeWorld
-
-FloatArray = NDArray[np.float64]
+from muninn_bench.tasks.maze2d.world import shared_world
 
 
-def follow(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> bool:
-    """Track one plan in ``PointMaze_Large-v3`` and return the environment's own success signal.
+def reach(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> float | None:
+    """Seconds until tracking one plan in ``PointMaze_Large-v3`` gives the environment's success.
 
     Positions and velocities of the plan are interpolated to the environment's step and tracked by
     PD; the planned actions are not used, so that success says something about the path alone. The
-    last frame is held until the environment truncates the episode (800 steps).
+    last frame is held until the environment truncates the episode (800 steps): then it is None.
 
     Args:
-        problem: Start and goal in world units.
-        plan: ``(horizon, 6)`` in world units, one frame every three environment steps.
-        seed: Seed of the environment's reset.
-
-    Returns:
-        Whether the ball came within the environment's goal radius (0.45 m) before the end.
+        problem: start and goal in world units.
+        plan: (horizon, 6) in world units, one frame every three environment steps.
+        seed: of the environment's reset.
 
     Raises:
-        InputError: If the plan does not have shape ``(horizon, 6)`` or is not finite.
-        ImportError: If gymnasium-robotics is not installed; it comes with the ``bench`` extra.
+        InputError: the plan does not have shape (horizon, 6) or is not finite.
     """
     frames = np.asarray(plan, dtype=np.float64)
     if frames.ndim != 2 or frames.shape[1] != 6:
@@ -41,8 +33,12 @@ def follow(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> bool:
     if not np.isfinite(frames).all():
         raise InputError("the plan holds values that are not finite")
     config = ControllerConfig()
-    target = _interpolate(frames[:, :4], FRAME_STRIDE)
-    world = _shared_world()
+    at, known = (
+        np.arange((len(frames) - 1) * FRAME_STRIDE + 1) / FRAME_STRIDE,
+        np.arange(len(frames)),
+    )
+    target = np.stack([np.interp(at, known, column) for column in frames[:, :4].T], axis=1)
+    world = shared_world()
     state = world.place(problem, seed)
     still = np.zeros(2)
     for step in range(world.step_limit):
@@ -52,30 +48,22 @@ def follow(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> bool:
         action = tracking_action(state[:2], state[2:], wanted[:2], velocity, still, config)
         state, success, ended = world.step(action)
         if success:
-            return True
+            return (step + 1) * TIME_STEP
         if ended:
             break
-    return False
+    return None
+
+
+def follow(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> bool:
+    """Whether the ball comes within the goal radius (0.45 m) in time; see :func:`reach`."""
+    return reach(problem, plan, seed) is not None
 
 
 def follow_all(
     problems: list[MazeProblem], plans: NDArray[np.floating], first_seed: int = 0
 ) -> NDArray[np.bool_]:
-    """Track one plan per problem, ``(problems, horizon, 6)``; return successes ``(problems,)``."""
+    """Track one plan per problem, (problems, horizon, 6); return successes (problems,)."""
     if len(problems) != len(plans):
         raise InputError(f"got {len(problems)} problems and {len(plans)} plans")
     pairs = enumerate(zip(problems, plans, strict=True), first_seed)
     return np.array([follow(*pair, seed) for seed, pair in pairs], dtype=np.bool_)
-
-
-def _interpolate(frames: FloatArray, stride: int) -> FloatArray:
-    """Return frames at every environment step, ``((horizon - 1) * stride + 1, channels)``."""
-    at = np.arange((len(frames) - 1) * stride + 1) / stride
-    known = np.arange(len(frames))
-    return np.stack([np.interp(at, known, frames[:, c]) for c in range(frames.shape[1])], axis=1)
-
-
-@cache
-def _shared_world() -> MazeWorld:
-    """Return this process's environment; building one takes longer than an episode."""
-    return MazeWorld()

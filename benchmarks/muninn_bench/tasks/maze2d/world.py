@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stderr
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.maze2d.controller import ACTUATOR_GEAR, BALL_MASS, ControllerConfig
 from muninn_bench.tasks.maze2d.maze import MazeProblem, cell_of
-
-FloatArray = NDArray[np.float64]
 
 
 class MazeWorld:
@@ -31,10 +31,15 @@ class MazeWorld:
                 import gymnasium_robotics
         except ImportError as error:
             raise ImportError(
-                "the maze needs gymnasium-robotics: pip install 'muninn[bench]'"
+                "the maze needs gymnasium-robotics; reinstall muninn-bench"
             ) from error
         gymnasium.register_envs(gymnasium_robotics)
         self._environment: Any = gymnasium.make("PointMaze_Large-v3")
+
+    @property
+    def model(self) -> Any:
+        """The MuJoCo model."""
+        return self._environment.unwrapped.point_env.model
 
     @property
     def step_limit(self) -> int:
@@ -105,3 +110,9 @@ class MazeWorld:
             actions[step] = data.ctrl[:] = np.minimum(np.maximum(action, -1.0), 1.0)
             mujoco.mj_step(model, data)
         return states, actions
+
+
+@cache
+def shared_world() -> MazeWorld:
+    """This process's environment; building one takes longer than an episode."""
+    return MazeWorld()

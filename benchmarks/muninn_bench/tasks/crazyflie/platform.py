@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from muninn.context import Context
-from muninn.errors import InputError
+from muninn.model.schedule import FloatArray
+from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.tasks.crazyflie.arena import COLLISION_MARGIN, clearance, outlines
 from muninn_bench.tasks.crazyflie.episode import CrazyflieEpisode
-from muninn_bench.tasks.crazyflie.model import FloatArray, Wind
+from muninn_bench.tasks.crazyflie.model import Wind
 from muninn_bench.tasks.crazyflie.reference import PlanSpline
-from muninn_bench.tasks.maze2d.planner import find_models, maze_planner
 
 
 class Crazyflie:
@@ -30,10 +31,11 @@ class Crazyflie:
     name = "crazyflie"
     period = 0.1
     candidates = 3
+    tolerance = 0.05
 
     def __init__(self, teacher: Teacher | None = None, wind: Wind | None = None) -> None:
-        self.teacher = teacher or _bundled()
-        self.planner = maze_planner(self.teacher)
+        self.teacher = teacher or load_teacher(model_file("crazyflie/teacher.safetensors"))
+        self.planner = diffuser_planner(self.teacher)
         self.wind = wind or Wind()
 
     def begin(self, seed: int) -> CrazyflieEpisode:
@@ -55,13 +57,3 @@ class Crazyflie:
     def outlines(self) -> list[FloatArray]:
         """Edges of the arena and its obstacles, each (points, 3), for pictures."""
         return outlines()
-
-
-def _bundled() -> Teacher:
-    path = find_models() / "crazyflie" / "teacher.safetensors"
-    if not path.is_file():
-        raise InputError(
-            f"the bundled teacher {path} is missing; restore it from the project, or train one: "
-            "python -m muninn_bench.tasks.crazyflie.train"
-        )
-    return load_teacher(path)

@@ -1,0 +1,136 @@
+"""A robot on a simulated clock as a task: planning takes no time, and every plan is screened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from muninn.certify.metrics import Metric
+from muninn.errors import InputError
+from muninn.model.planner import Planner
+from muninn_bench.networks.runs import load_runs
+from muninn_bench.networks.trainer import Training
+from muninn_bench.networks.unet import UnetConfig
+from muninn_bench.planners.diffuser_lesson import DiffuserLesson
+from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
+from muninn_bench.task import Result, Stream
+from muninn_bench.tasks.recorded import Recording
+
+FIRST = {
+    Stream.TRAIN: 4_000_000,
+    Stream.TUNE: 3_000_000,
+    Stream.CERTIFY: SCOUTED,
+    Stream.TEST: STUDIED,
+}
+"""First seed of each stream, a million apart; certify and test are those of the closed loop."""
+
+MOST = 1_000_000
+
+
+class FlownEpisode:
+    """An episode of a platform that plans at every period, in no time."""
+
+    def __init__(self, platform: Platform, seed: int) -> None:
+        self._platform, self._robot = platform, platform.begin(seed)
+        self._calls = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether the robot has succeeded, collided or run out of time."""
+        return self._robot.outcome is not None
+
+    @property
+    def time(self) -> float:
+        """Simulated seconds."""
+        return self._robot.time
+
+    def context(self) -> Tensor:
+        """What the robot senses now."""
+        return self._robot.context().clone()
+
+    def follow(self, plan: Tensor) -> None:
+        """Follow a plan that passes the screen from now on, hold otherwise, for one period."""
+        if self._platform.screen(plan, self._robot.context()):
+            self._robot.follow(plan, self._robot.time)
+        else:
+            self._robot.hold()
+        self._calls += 1
+        self._robot.advance(self._calls * self._platform.period - self._robot.time)
+
+    def result(self) -> Result:
+        """Success, the seconds it took, and the smallest clearance in metres."""
+        robot = self._robot
+        figures = {"time_s": robot.time, "clearance_m": robot.smallest_clearance}
+        return Result(robot.outcome == "success", figures=figures)
+
+
+@dataclass(frozen=True)
+class FlownTask:
+    """A platform as a task; see :class:`muninn_bench.task.Task`.
+
+    Attributes:
+        name: the folder's.
+        tolerance: metres, the platform's own.
+        build: a fresh platform.
+        recording, network, horizon, minutes, batch: how its planner was trained.
+    """
+
+    name: str
+    tolerance: float
+    build: Callable[[], Platform]
+    recording: Recording
+    network: UnetConfig
+    horizon: int
+    minutes: float
+    batch: int
+    extra: str = "fly"
+    variants: tuple[str, ...] = ("diffuser",)
+    unit: str = "m between two plans at their worst frame"
+    replans: bool = True
+
+    def platform(self, variant: str) -> Platform:
+        """A fresh one: a study may let a GPU evaluate its network."""
+        return self.build()
+
+    def planner(self, variant: str) -> Planner:
+        """Full compute."""
+        return _kept(self.build).planner
+
+    def metric(self, variant: str) -> Metric:
+        """Largest distance between two plans' positions at a frame, metres."""
+        return position_metric(_kept(self.build))
+
+    def begin(self, variant: str, stream: Stream, number: int, seed: int = 0) -> FlownEpisode:
+        """Episode ``number`` of a stream.
+
+        Raises:
+            InputError: streams would overlap.
+        """
+        if not 0 <= number < MOST:
+            raise InputError(f"a stream has episodes 0 to {MOST - 1}, got {number}")
+        return FlownEpisode(_kept(self.build), 10 * MOST * seed + FIRST[stream] + number)
+
+    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+        """Record runs."""
+        self.recording.generate(path, count, seed, workers)
+
+    def training(self, variant: str, out: Path) -> Training:
+        """As the teacher's card says."""
+        return Training(out, minutes=self.minutes, batch=self.batch)
+
+    def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:
+        """Clean plans between an inpainted start and goal."""
+        device = torch.device(settings.device)
+        runs = load_runs(data)
+        return DiffuserLesson(runs, self.network, self.horizon, device, seed=settings.seed)
+
+
+@cache
+def _kept(build: Callable[[], Platform]) -> Platform:
+    """One platform for all episodes of a task."""
+    return build()

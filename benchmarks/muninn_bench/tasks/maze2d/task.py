@@ -1,0 +1,118 @@
+"""Drive a ball through the large maze of D4RL along one plan."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.certify.paired import call_seed
+from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
+from muninn_bench.networks.runs import load_runs
+from muninn_bench.networks.teacher import Teacher
+from muninn_bench.networks.trainer import Training
+from muninn_bench.networks.transformer import TransformerConfig
+from muninn_bench.networks.unet import UnetConfig
+from muninn_bench.planners.diffuser_lesson import DiffuserLesson
+from muninn_bench.report.style import INK
+from muninn_bench.task import Result, Stream
+from muninn_bench.tasks.maze2d.data import HORIZON, RECORDING
+from muninn_bench.tasks.maze2d.flight import TIME_LIMIT, MazePlatform
+from muninn_bench.tasks.maze2d.maze import EXTENT, WALLS, MazeProblem, draw_problem
+from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
+from muninn_bench.tasks.maze2d.rollout import reach
+
+FOLDERS = {"diffuser": "maze2d", "transformer": "maze2d-transformer"}
+"""Variants, and where their teachers lie under ``models``."""
+
+
+@cache
+def _teacher(variant: str) -> Teacher:
+    return bundled_teacher(FOLDERS[variant])
+
+
+class MazeDrive:
+    """One problem: it is planned once, and the plan is tracked to the end."""
+
+    def __init__(self, teacher: Teacher, problem: MazeProblem, number: int) -> None:
+        self._teacher, self._problem, self._number = teacher, problem, number
+        self.done, self.time = False, 0.0
+        self._success = False
+
+    def context(self) -> Tensor:
+        """Start and goal, (1, 2, 4)."""
+        return maze_contexts(self._teacher, [self._problem])
+
+    def follow(self, plan: Tensor) -> None:
+        """Track the plan in gymnasium's environment until it succeeds or truncates the episode."""
+        frames = self._teacher.unnormalise(plan).double().cpu().numpy()
+        seconds = reach(self._problem, frames, seed=self._number)
+        self.done, self._success = True, seconds is not None
+        self.time = TIME_LIMIT if seconds is None else seconds
+
+    def result(self) -> Result:
+        """The environment's own success signal, and the seconds it took."""
+        return Result(self._success, figures={"time_s": self.time})
+
+
+class Maze2D:
+    """See :class:`muninn_bench.task.Task`."""
+
+    name = "maze2d"
+    extra = ""
+    variants = tuple(FOLDERS)
+    tolerance = 0.002
+    unit = "root mean square per step, in the coordinates of the model"
+    replans = False
+
+    def planner(self, variant: str) -> Planner:
+        """Full compute."""
+        return maze_planner(_teacher(variant))
+
+    def metric(self, variant: str) -> str:
+        """The library's default, in the coordinates of the model."""
+        return "rms_step"
+
+    def begin(self, variant: str, stream: Stream, number: int, seed: int = 0) -> MazeDrive:
+        """Problem ``number`` of :func:`muninn_bench.tasks.maze2d.maze.sample_problems`."""
+        generator = np.random.default_rng([call_seed(seed, stream) % 2**31, number])
+        return MazeDrive(_teacher(variant), draw_problem(generator), number)
+
+    def platform(self, variant: str) -> MazePlatform:
+        """The ball on a clock, pushed by gusts and replanned; its tolerance is in metres."""
+        return MazePlatform(bundled_teacher(FOLDERS[variant]), name=FOLDERS[variant])
+
+    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+        """Record runs of the waypoint controller."""
+        RECORDING.generate(path, count, seed, workers)
+
+    def training(self, variant: str, out: Path) -> Training:
+        """As the teachers' cards say."""
+        if variant == "diffuser":
+            return Training(out, minutes=14.0)
+        return Training(out, minutes=7.5, batch=1024, learning_rate=1e-3)
+
+    def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:
+        """Clean plans for the U-Net, their noise for the Transformer."""
+        network = UnetConfig() if variant == "diffuser" else TransformerConfig()
+        device = torch.device(settings.device)
+        return DiffuserLesson(load_runs(data), network, HORIZON, device, seed=settings.seed)
+
+    def positions(self, variant: str, plans: Tensor) -> FloatArray:
+        """World positions of plans, (plans, horizon, 2), metres."""
+        return np.asarray(_teacher(variant).unnormalise(plans[..., :2]).double().cpu().numpy())
+
+    def draw(self, axis: Any, variant: str, context: Tensor) -> None:
+        """Walls, start and goal on a matplotlib axis."""
+        axis.imshow(WALLS, extent=EXTENT, cmap="Greys", vmin=0, vmax=3, interpolation="nearest")
+        start, goal = _teacher(variant).unnormalise(context)[0, :, :2].cpu().tolist()
+        axis.plot(*start, "o", color=INK, markersize=4)
+        axis.plot(*goal, "*", color="#c0392b", markersize=9)
+
+
+TASK = Maze2D()

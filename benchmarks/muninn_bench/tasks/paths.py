@@ -1,0 +1,68 @@
+"""Polylines (points, dim): at equal spacing, rounded, and timed within bounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from muninn.model.schedule import FloatArray
+
+
+def resample(path: FloatArray, spacing: float, least: int = 2) -> FloatArray:
+    """The polyline at equal arc lengths of about ``spacing``, at least so many points."""
+    lengths = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))])
+    count = max(least, int(np.ceil(lengths[-1] / spacing)) + 1)
+    at = np.linspace(0.0, lengths[-1], count)
+    return np.stack([np.interp(at, lengths, column) for column in path.T], axis=1)
+
+
+def gaussian(sigma: float, reach: int | None = None) -> FloatArray:
+    """Gaussian weights of ``sigma`` samples that sum to one, cut at ``reach``, or 3 sigma."""
+    reach = int(np.ceil(3 * sigma)) if reach is None else reach
+    weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    return np.asarray(weights / weights.sum())
+
+
+def smooth(path: FloatArray, sigma: float) -> FloatArray:
+    """The path under a Gaussian of ``sigma`` samples; odd reflection keeps both ends."""
+    reach = min(int(np.ceil(3 * sigma)), len(path) - 1)
+    before = 2 * path[:1] - path[reach:0:-1]
+    after = 2 * path[-1:] - path[-2 : -reach - 2 : -1]
+    padded = np.concatenate([before, path, after])
+    weights = gaussian(sigma, reach)
+    return np.stack([np.convolve(column, weights, "valid") for column in padded.T], axis=1)
+
+
+def timed(
+    path: FloatArray, top_speed: float, turning: float, driving: float, step: float, sigma: float
+) -> FloatArray:
+    """Positions every ``step`` seconds of the fastest run along an evenly spaced path.
+
+    The run is at rest at both ends, exactly in place, and rounded in time.
+
+    Args:
+        path: (points, dim), metres.
+        top_speed: m/s.
+        turning, driving: largest acceleration across and along the path, m/s^2.
+        step: seconds.
+        sigma: standard deviation of the rounding in time, seconds.
+    """
+    spacing = max(float(np.linalg.norm(np.diff(path, axis=0), axis=1).mean()), 1e-9)
+    tangent = np.gradient(path, spacing, axis=0)
+    bend = np.linalg.norm(np.gradient(tangent, spacing, axis=0), axis=1)
+    squared = np.minimum(top_speed**2, turning / np.maximum(bend, 1e-9))
+    squared[[0, -1]] = 0.0
+    gain = 2.0 * driving * spacing
+    for index in range(1, len(squared)):
+        squared[index] = min(squared[index], squared[index - 1] + gain)
+    for index in range(len(squared) - 2, -1, -1):
+        squared[index] = min(squared[index], squared[index + 1] + gain)
+    speed = np.sqrt(squared)
+    # Between neighbours speed squared is linear, so the mean speed is the mean of the two speeds.
+    times = np.concatenate([[0.0], np.cumsum(2.0 * spacing / (speed[1:] + speed[:-1]))])
+    clock = np.arange(0.0, times[-1] + step, step)
+    position = np.stack([np.interp(clock, times, column) for column in path.T], axis=1)
+    # Rest before and after lets the rounding in time start and end at rest, exactly in place.
+    width = sigma / step
+    rest = int(np.ceil(3 * width))
+    ends = np.repeat(path[:1], rest, 0), np.repeat(path[-1:], rest, 0)
+    return smooth(np.concatenate([ends[0], position, ends[1]]), width)

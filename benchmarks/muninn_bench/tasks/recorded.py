@@ -1,0 +1,87 @@
+"""Record training data, as ``muninn-bench data`` does.
+
+Every run is a function of ``(seed, index)`` alone, so the file does not depend on the number of
+processes; finished shards are kept beside it and reused when the command is started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from muninn.errors import InputError
+from muninn.files import write_whole
+from muninn.model.schedule import FloatArray
+from muninn.progress import bars
+from muninn_bench.networks.runs import Runs, save_runs
+from muninn_bench.processes import spread
+
+SHARD = 200
+"""Indices recorded at a time."""
+
+Make = Callable[[int, int], Sequence[FloatArray]]
+"""``make(seed, index)``: a module's function; runs, each (frames, channels), world units."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How the data of a task is recorded.
+
+    Attributes:
+        name: of the task.
+        make: records ``each`` runs.
+        count: runs that the planners were trained on.
+        frame_seconds, position_channels, state_channels: see :class:`Runs`.
+    """
+
+    name: str
+    make: Make
+    count: int
+    frame_seconds: float
+    position_channels: int
+    state_channels: int
+    each: int = 1
+
+    def generate(self, out: Path, count: int | None, seed: int = 0, processes: int = 2) -> Runs:
+        """Write ``count`` runs, in the order of their indices; as many as usual if None.
+
+        Raises:
+            InputError: the count is below one.
+        """
+        count = self.count if count is None else count
+        if count < 1:
+            raise InputError(f"data needs at least one run, got {count}")
+        last = -(-count // self.each)
+        shards = [range(at, min(at + SHARD, last)) for at in range(0, last, SHARD)]
+        folder = out.with_suffix("") / f"seed{seed}"
+        runs: list[FloatArray] = []
+        with bars(True) as task:
+            advance = task(f"{self.name} runs", last)
+            record = partial(_record, self.make, folder, seed)
+            for shard, path in zip(shards, spread(record, shards, processes), strict=True):
+                with np.load(path) as stored:
+                    runs += np.split(stored["frames"], stored["offsets"])
+                advance(len(shard))
+        recorded = Runs(
+            frames=np.concatenate(runs[:count]).astype(np.float32),
+            offsets=np.cumsum([0, *map(len, runs[:count])]).astype(np.int64),
+            frame_seconds=self.frame_seconds,
+            position_channels=self.position_channels,
+            state_channels=self.state_channels,
+        )
+        save_runs(out, recorded)
+        return recorded
+
+
+def _record(make: Make, folder: Path, seed: int, shard: range) -> Path:
+    """The file of a shard's runs; recorded if there is none."""
+    path = folder / f"runs{shard[0]:06d}-{shard[-1]:06d}.npz"
+    if not path.exists():
+        runs = [run for index in shard for run in make(seed, index)]
+        offsets = np.cumsum([len(run) for run in runs])[:-1]
+        write_whole(path, partial(np.savez, frames=np.concatenate(runs), offsets=offsets))
+    return path
