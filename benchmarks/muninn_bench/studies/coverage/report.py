@@ -1,151 +1,99 @@
-"""Files of the coverage benchmark: raw tables, summary, picture and a README with the verdicts."""
+"""Files of the coverage study: raw tables, summary, picture and a README with the verdicts."""
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from muninn.certify.certificate import library_versions
+from muninn.files import write_whole
+from muninn_bench.measure.verdicts import Criterion, verdicts
+from muninn_bench.report.table import markdown, write_csv
 from muninn_bench.studies.coverage.plot import plot_coverage
-from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SETTINGS, SIZES
-from muninn_bench.studies.coverage.statistics import (
-    Cell,
-    Criterion,
-    Repetitions,
-    judge,
-    judge_trials,
-    summarise,
-    true_risks,
-)
-
-_RAW = (
-    "setting", "repetition", "size", "alpha", "marginal_member", "marginal_risk",
-    "randomised_risk", "confident_member", "confident_risk",
-)  # fmt: skip
+from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SETTINGS, SIZES, Options
+from muninn_bench.studies.coverage.statistics import Row, judge, judge_trials, summarise, true_risks
 
 
 def write_report(
     out: Path,
-    options: dict[str, Any],
-    repetitions: dict[str, Repetitions],
-    trials: dict[str, list[dict[str, Any]]],
+    options: Options,
+    repetitions: dict[str, list[Row]],
+    trials: dict[str, list[Row]],
     command: str,
 ) -> list[Criterion]:
     """Write everything into ``out``; the verdicts, as in its README."""
-    out.mkdir(parents=True, exist_ok=True)
-    fresh = options["fresh"]
-    cells = {name: summarise(name, entries, fresh) for name, entries in repetitions.items()}
-    criteria = [
-        verdict for name in cells for verdict in judge(name, cells[name], repetitions[name])
-    ]
+    cells = {name: summarise(name, own, options.fresh) for name, own in repetitions.items()}
+    criteria = [one for name in cells for one in judge(name, cells[name], repetitions[name])]
+    criteria += [one for name, own in trials.items() for one in judge_trials(name, own)]
+    tables: dict[str, list[Row]] = {"raw": [], "ranks": [], "members": [], "trials": []}
+    for name, entries in repetitions.items():
+        for index, entry in enumerate(entries):
+            head = {"setting": name, "repetition": index}
+            ranks = zip(SIZES, entry["ranks"], strict=True)
+            tables["raw"] += [head | cell for cell in entry["cells"]]
+            tables["ranks"].append(head | {f"rank_of_{size + 1}": rank for size, rank in ranks})
+    curves = []
+    for setting in SETTINGS:
+        evaluations = [len(setting.planner().sampler), *map(len, setting.anchors)]
+        alone, running = true_risks(repetitions[setting.name], options.fresh)
+        names = ("evaluations", "true_risk", "true_risk_member_or_before")
+        for member, row in enumerate(zip(evaluations, alone, running, strict=True)):
+            head = {"setting": setting.name, "member": member}
+            tables["members"].append(head | dict(zip(names, row, strict=True)))
+        curves.append([setting.name, *(f"{risk:.4f}" for risk in alone)])
+        curves.append([f"{setting.name}, or any before", *(f"{risk:.4f}" for risk in running)])
     for name, entries in trials.items():
-        criteria += judge_trials(name, entries)
-    _table(out / "raw.csv", _RAW, _raw_rows(repetitions))
-    _table(
-        out / "ranks.csv",
-        ("setting", "repetition", *(f"rank_of_{size + 1}" for size in SIZES)),
-        (
-            (name, index, *entry["ranks"])
-            for name, entries in repetitions.items()
-            for index, entry in enumerate(entries)
-        ),
-    )
-    _table(
-        out / "members.csv",
-        ("setting", "member", "evaluations", "true_risk", "true_risk_member_or_before"),
-        _member_rows(repetitions, fresh),
-    )
-    _table(
-        out / "trials.csv",
-        ("trial", "index", "member", "agreed", "risk", "bound_covered", "evaluations"),
-        (
-            (name, index, *(_plain(value) for value in entry.values()))
-            for name, entries in trials.items()
-            for index, entry in enumerate(entries)
-        ),
-    )
-    summary = [asdict(cell) for own in cells.values() for cell in own]
-    _table(
-        out / "summary.csv",
-        tuple(summary[0]),
-        (tuple(_plain(value) for value in row.values()) for row in summary),
-    )
+        tables["trials"] += [{"trial": name, "index": k} | row for k, row in enumerate(entries)]
+    tables["summary"] = [row for own in cells.values() for row in own]
+    for name, rows in tables.items():
+        write_csv(out / f"{name}.csv", [{key: _plain(row[key]) for key in row} for row in rows])
     plot_coverage(out / "coverage.png", cells, repetitions)
-    (out / "README.md").write_text(_readme(options, cells, criteria, repetitions, trials, command))
+    counts = ", ".join(f"{len(entries)} {name}" for name, entries in trials.items())
+    page = _readme(options, tables["summary"], criteria, curves, counts, command)
+    write_whole(out / "README.md", page)
     return criteria
 
 
 def _plain(value: Any) -> Any:
-    """Six significant digits, and nothing where there is nothing."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else float(f"{value:.6g}")
-    return value
-
-
-def _table(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-
-
-def _raw_rows(repetitions: dict[str, Repetitions]) -> Iterable[Sequence[Any]]:
-    for name, entries in repetitions.items():
-        for index, entry in enumerate(entries):
-            for row in entry["cells"]:
-                yield name, index, *(_plain(value) for value in row)
-
-
-def _member_rows(repetitions: dict[str, Repetitions], fresh: int) -> Iterable[Sequence[Any]]:
-    for setting in SETTINGS:
-        risks, running = true_risks(repetitions[setting.name], fresh)
-        full = len(setting.planner().sampler)
-        spent = [full, *(len(anchors) for anchors in setting.anchors)]
-        for member, evaluations in enumerate(spent):
-            yield (
-                setting.name, member, evaluations, _plain(float(risks[member])),
-                _plain(float(running[member])),
-            )  # fmt: skip
-
-
-# -- the README ------------------------------------------------------------------------------
+    """A float with six significant digits, NaN as None."""
+    if not isinstance(value, float):
+        return value
+    return None if math.isnan(value) else float(f"{value:.6g}")
 
 
 def _readme(
-    options: dict[str, Any],
-    cells: dict[str, list[Cell]],
+    options: Options,
+    cells: list[Row],
     criteria: list[Criterion],
-    repetitions: dict[str, Repetitions],
-    trials: dict[str, list[dict[str, Any]]],
+    curves: list[list[str]],
+    counts: str,
     command: str,
 ) -> str:
-    failed = sum(not criterion.passed for criterion in criteria)
-    counts = ", ".join(f"{len(entries)} {name}" for name, entries in trials.items())
-    versions = library_versions()
+    versions, pooled = library_versions(), options.repetitions * options.fresh
     sections = [
         "# Coverage of the certificate",
-        f"Made by `{command}` (seed {options['seed']}; torch {versions['torch']}, Python "
+        f"Made by `{command}` (seed {options.seed}; torch {versions['torch']}, Python "
         f"{versions['python']}). The planner is a Gaussian mixture with its exact posterior mean "
-        "(`muninn_bench.studies.coverage.mixture`): 8 x 2 trajectories, 20 steps, a frozen family of nine members. "
-        f"{options['repetitions']} independent repetitions per setting; each calibrates on n fresh "
-        f"units and measures the certified member on {options['fresh']:,} further ones. Sizes and "
-        "risks of one repetition share their draws; repetitions share nothing.",
+        "(`muninn_bench.studies.coverage.mixture`): 8 x 2 trajectories, 20 steps, a frozen family "
+        f"of nine members. {options.repetitions} independent repetitions per setting; each "
+        f"calibrates on n fresh units and measures the certified member on {options.fresh:,} "
+        "further ones. Sizes and risks of one repetition share their draws; repetitions share "
+        "nothing.",
         "![coverage](coverage.png)",
-        f"## Verdicts: {len(criteria) - failed} pass, {failed} fail",
-        "```\n" + "\n".join(str(criterion) for criterion in criteria) + "\n```",
+        verdicts(criteria),
         "## Marginal certificate",
         "Mean realised risk ± its standard error (standard deviation over repetitions by the root "
         "of their number: it holds the noise of the calibration draw and that of the fresh units). "
         "In brackets the mean with random tie-breaking and the value it must have, order / "
         "(n + 1). The certificate stays below alpha for two reasons: few members mean many ties, "
         "and a call that leaves the tolerance at one member and is back at the next counts as a "
-        "violation. "
-        "With random tie-breaking, and counting such calls, nothing is given away.",
-        _grid(cells, _marginal_text),
+        "violation. With random tie-breaking, and counting such calls, nothing is given away.",
+        _grid(
+            cells,
+            "marginal",
+            "{marginal_mean:.4f} ± {marginal_error:.4f} ({exact_mean:.4f}, {exact_expected:.4f})",
+        ),
         f"## Confident certificate (confidence {CONFIDENCE:g})",
         "Share of repetitions whose risk exceeds alpha: by the true risk of the certified member / "
         "as measured on the repetition's own fresh units / by the true risk of the member or any "
@@ -154,14 +102,18 @@ def _readme(
         "is measured above it in almost half of its repetitions, and one just above is measured "
         "below, so that the second share can lie on either side of the first. All three are held "
         "against the same limit. True risks are pooled over all fresh units of all repetitions "
-        f"({options['repetitions'] * options['fresh']:,} per setting; standard error "
-        f"{_pooled_error(options):.1g} at a risk of 0.1).",
-        _grid(cells, _confident_text),
+        f"({pooled:,} per setting; standard error {math.sqrt(0.1 * 0.9 / pooled):.1g} at a risk "
+        "of 0.1).",
+        _grid(
+            cells,
+            "confident",
+            "{exceeds_true:.3f} / {exceeds_measured:.3f} / {exceeds_running:.3f}",
+        ),
         "## True risk of the members",
         "Tolerances were set beforehand, on other draws, so that the curves cross every alpha, "
         "with members close above several of them. The last DDPM member was replaced after a first "
         "full run, which also passed, because its own risk ended at 0.17; nothing else changed.",
-        _members_text(repetitions, options["fresh"]),
+        markdown(["setting", *(f"k = {k}" for k in range(len(curves[0]) - 1))], curves),
         "## Through the public verbs",
         f"`muninn.calibrate` and `muninn.cache` at alpha = 0.1 with 118 units, of which 100 "
         f"certify ({counts} trials). The static ones are computed twice, call by call and in bulk, "
@@ -174,47 +126,11 @@ def _readme(
     return "\n\n".join(sections) + "\n"
 
 
-def _pooled_error(options: dict[str, Any]) -> float:
-    return math.sqrt(0.1 * 0.9 / (options["repetitions"] * options["fresh"]))
-
-
-def _grid(cells: dict[str, list[Cell]], text: Any) -> str:
-    lines = [
-        "| setting | n | " + " | ".join(f"alpha = {risk:g}" for risk in RISKS) + " |",
-        "|---|---|" + "---|" * len(RISKS),
-    ]
-    for name, own in cells.items():
-        for size in SIZES:
-            row = [text(cell) for cell in own if cell.size == size]
-            lines.append(f"| {name} | {size} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
-def _marginal_text(cell: Cell) -> str:
-    if cell.marginal_order == 0:
-        return "refused"
-    return (
-        f"{cell.marginal_mean:.4f} ± {cell.marginal_error:.4f} "
-        f"({cell.exact_mean:.4f}, {cell.exact_expected:.4f})"
-    )
-
-
-def _confident_text(cell: Cell) -> str:
-    if cell.confident_order == 0:
-        return "refused"
-    return f"{cell.exceeds_true:.3f} / {cell.exceeds_measured:.3f} / {cell.exceeds_running:.3f}"
-
-
-def _members_text(repetitions: dict[str, Repetitions], fresh: int) -> str:
-    members = len(SETTINGS[0].anchors) + 1
-    lines = [
-        "| setting | " + " | ".join(f"k = {member}" for member in range(members)) + " |",
-        "|---|" + "---|" * members,
-    ]
-    for name, entries in repetitions.items():
-        risks, running = true_risks(entries, fresh)
-        lines.append(f"| {name} | " + " | ".join(f"{risk:.4f}" for risk in risks) + " |")
-        lines.append(
-            f"| {name}, or any before | " + " | ".join(f"{risk:.4f}" for risk in running) + " |"
-        )
-    return "\n".join(lines)
+def _grid(cells: list[Row], kind: str, text: str) -> str:
+    """Settings and sizes down, risks across."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        row = rows.setdefault((cell["setting"], str(cell["size"])), [])
+        row.append(text.format(**cell) if cell[f"{kind}_order"] else "refused")
+    headings = ["setting", "n", *(f"alpha = {risk:g}" for risk in RISKS)]
+    return markdown(headings, [[*head, *row] for head, row in rows.items()])

@@ -1,23 +1,30 @@
-"""What the monitor's benchmark measures: the certified member, stationary and under each shift."""
+"""What the monitor's study measures: the certified member, stationary and under each shift."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from muninn.certify.certificate import library_versions
 from muninn.certify.journal import Journal
+from muninn.certify.metrics import rms_step
+from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import choose_member
+from muninn.engines.choose import runtime_for
 from muninn.model.denoiser import fingerprint
 from muninn.model.schedule import FloatArray
-from muninn.programs.plan import Family
 from muninn.progress import bars
 from muninn_bench.studies.certified import load_family
-from muninn_bench.studies.monitor.deviations import Bench, Pool
-from muninn_bench.studies.monitor.scenarios import SHIFTS, STATIONARY
-from muninn_bench.tasks.maze2d.planner import bundled_teacher
+from muninn_bench.studies.monitor.scenarios import SHIFTS, STATIONARY, Scenario, audited_contexts
+from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_planner
+
+_CHUNK = 40
+_DRIVER = 4
+"""Member that drives to the second call of an episode: the one the demo certifies."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Options:
     seed: int = 11
 
 
-QUICK = Options(calibration=80, stationary=40, shifted=40, streams=200, audits=300, good=100)
+SMOKE = Options(calibration=80, stationary=40, shifted=40, streams=200, audits=300, good=100)
 
 
 @dataclass(frozen=True)
@@ -55,22 +62,28 @@ class Deployment:
     """What was measured.
 
     Attributes:
-        member: certified one.
-        calibration, stationary: excess of the calls certified on and of the others, all members.
-        estimates: of all stationary calls under the certified member.
+        member: certified one, at least 1: full compute needs no monitor.
+        excess: of the stationary calls, those certified on first, (calls, members after Full).
+        estimates: of the same calls under the certified member.
         shifts: excess and estimates of each shift under the certified member.
     """
 
     member: int
-    calibration: FloatArray
-    stationary: FloatArray
+    excess: FloatArray
     estimates: FloatArray
     shifts: dict[str, tuple[FloatArray, FloatArray]]
 
+    @property
+    def own(self) -> FloatArray:
+        """Excess of the stationary calls under the certified member."""
+        return self.excess[:, self.member - 1]
 
-def measure(journal: Path, options: Options, progress: bool) -> Deployment:
-    """Everything that needs the network."""
+
+def measure(path: Path, options: Options, progress: bool) -> Deployment:
+    """Everything that needs the network; what the journal at ``path`` holds is not run again."""
     teacher, family = bundled_teacher(), load_family("maze2d/family.json", options.seed)
+    planner = maze_planner(teacher)
+    driver = runtime_for(planner, family.member(_DRIVER))
     identity = {
         "weights": fingerprint(teacher.network),
         "family": family.to_json(),
@@ -78,31 +91,45 @@ def measure(journal: Path, options: Options, progress: bool) -> Deployment:
         "scenarios": [asdict(scenario) for scenario in (STATIONARY, *SHIFTS)],
         "versions": library_versions(),
     }
-    bench = Bench(teacher, family, options.seed, Journal(journal, identity))
-    with bars(progress) as task:
-        calls = options.calibration + options.stationary
-        pool = bench.measure(STATIONARY, tuple(range(1, len(family))), calls, task)
-        excess = pool.deviation / options.tolerance
-        member = certified(excess[: options.calibration], family, options)
-        shifts = {
-            scenario.name: _one(bench.measure(scenario, (member,), options.shifted, task), options)
-            for scenario in SHIFTS
+    journal = Journal(path, identity)
+
+    def chunk(
+        scenario: Scenario, members: tuple[int, ...], first: int, count: int
+    ) -> dict[str, list[list[float]]]:
+        stream = call_seed(options.seed, int(scenario == STATIONARY)) % 2**31
+        with torch.autocast("cpu", torch.bfloat16) if scenario.half else nullcontext():
+            contexts = audited_contexts(scenario, teacher, driver, stream, first, count)
+            paired = PairedCalls(planner, contexts, count, rms_step, call_seed(stream, first))
+            found = [paired.measure(family.member(k), list(range(count))) for k in members]
+        return {
+            "deviation": np.stack([one.deviation for one in found], axis=1).tolist(),
+            "estimate": np.stack([one.estimate for one in found], axis=1).tolist(),
         }
-    return Deployment(
-        member,
-        excess[: options.calibration],
-        excess[options.calibration :],
-        pool.estimate[:, member - 1],
-        shifts,
-    )
 
+    def pool(scenario: Scenario, members: tuple[int, ...], calls: int) -> list[FloatArray]:
+        """Excess and error estimates of a scenario, each (calls, members)."""
+        advance, parts = task(scenario.name, calls), []
+        for first in range(0, calls, _CHUNK):
+            count = min(_CHUNK, calls - first)
+            key = f"{scenario.name}/{first}-{count}/{members}"
+            if (stored := journal.get(key)) is None:
+                stored = chunk(scenario, members, first, count)
+                journal.put(key, stored)
+            parts.append(stored)
+            advance(count)
+        deviation, estimate = (
+            np.concatenate([np.array(part[name]) for part in parts])
+            for name in ("deviation", "estimate")
+        )
+        return [deviation / options.tolerance, estimate]
 
-def certified(excess: FloatArray, family: Family, options: Options) -> int:
-    """The member that a certificate would name, at least 1: full compute needs no monitor."""
-    table = np.concatenate([np.zeros((len(excess), 1)), excess], axis=1)
-    assert table.shape[1] == len(family)
-    return max(1, choose_member(table, options.risk, options.confidence))
-
-
-def _one(pool: Pool, options: Options) -> tuple[FloatArray, FloatArray]:
-    return pool.deviation[:, 0] / options.tolerance, pool.estimate[:, 0]
+    with bars(progress) as task:
+        members = tuple(range(1, len(family)))
+        excess, estimates = pool(STATIONARY, members, options.calibration + options.stationary)
+        table = np.pad(excess[: options.calibration], ((0, 0), (1, 0)))  # Full deviates by nothing
+        member = max(1, choose_member(table, options.risk, options.confidence))
+        shifts = {}
+        for scenario in SHIFTS:
+            own, estimate = pool(scenario, (member,), options.shifted)
+            shifts[scenario.name] = (own[:, 0], estimate[:, 0])
+    return Deployment(member, excess, estimates[:, member - 1], shifts)

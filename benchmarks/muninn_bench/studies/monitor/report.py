@@ -1,72 +1,35 @@
-"""Files of the monitor's benchmark: raw deviations, figures, a picture and a README."""
+"""Files of the monitor's study: raw deviations, figures, a picture and a README."""
 
 from __future__ import annotations
 
-import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from muninn.certify.certificate import library_versions
-from muninn_bench.measure.statistics import wilson
-from muninn_bench.studies.coverage.statistics import Criterion
+from muninn.files import write_whole
+from muninn_bench.measure.verdicts import Criterion, verdicts
+from muninn_bench.report.style import save, subplots
+from muninn_bench.report.table import markdown, write_csv
 from muninn_bench.studies.monitor.deployment import Deployment
-from muninn_bench.studies.monitor.plot import plot_monitor
 from muninn_bench.studies.monitor.streams import NEVER, Counts
-from muninn_bench.studies.monitor.study import Detection, FalseAlarms
+
+AFTER = ("alarm_at_once", "alarm_after_good_audits", "warning_after_good_episodes")
+"""Columns of delays: the shift comes at once, or after good audits or episodes."""
 
 
 def write_report(
-    out: Path,
-    options: dict[str, Any],
-    deployment: Deployment,
-    alarms: list[FalseAlarms],
-    detections: list[Detection],
-    rates: list[tuple[float, Counts, Counts]],
-    criteria: list[Criterion],
-    command: str,
+    out: Path, summary: dict[str, Any], deployment: Deployment, criteria: Sequence[Criterion]
 ) -> None:
     """Write everything into ``out``."""
-    out.mkdir(parents=True, exist_ok=True)
-    _write_calls(out / "calls.csv", deployment)
-    summary = {
-        "command": command,
-        "options": options,
-        "versions": library_versions(),
-        "member": deployment.member,
-        "rate_calibration": _rate(deployment.calibration, deployment.member),
-        "rate_stationary": _rate(deployment.stationary, deployment.member),
-        "false_alarms": [
-            {
-                "streams": alarm.name,
-                "count": len(alarm.alarms),
-                "violation_rate": None if np.isnan(alarm.rate) else alarm.rate,
-                "alarm_share": alarm.share,
-                "bound": alarm.bound,
-                "limit": alarm.limit,
-            }
-            for alarm in alarms
-        ],
-        "shifts": [_shift(detection, options) for detection in detections],
-        "power": [
-            {
-                "violation_rate": rate,
-                "alarm_at_once": delay_summary(at_once),
-                "alarm_after_good_audits": delay_summary(later),
-            }
-            for rate, at_once, later in rates
-        ],
-        "criteria": [str(criterion) for criterion in criteria],
-    }
-    (out / "result.json").write_text(json.dumps(summary, indent=1) + "\n")
-    plot_monitor(out / "monitor.png", options, alarms, detections, rates)
-    (out / "README.md").write_text(_readme(summary, criteria))
-
-
-def _rate(excess: Any, member: int) -> float:
-    return float(np.mean(excess[:, member - 1] > 1.0))
+    write_csv(out / "calls.csv", _calls(deployment, summary["options"]["calibration"]), digits=5)
+    _plot(out / "monitor.png", summary)
+    alarms = [{key: row[key] for key in row if key != "alarms"} for row in summary["false_alarms"]]
+    text = json.dumps(summary | {"false_alarms": alarms}, indent=1, default=delay_summary)
+    write_whole(out / "result.json", text + "\n")
+    write_whole(out / "README.md", _readme(summary, criteria))
 
 
 def delay_summary(found: Counts) -> dict[str, float | None]:
@@ -82,74 +45,97 @@ def delay_summary(found: Counts) -> dict[str, float | None]:
     return summary
 
 
-def _shift(detection: Detection, options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "name": detection.scenario.name,
-        "changes": detection.scenario.changes,
-        "violations": detection.violations,
-        "calls": detection.calls,
-        "violation_rate": detection.rate,
-        "violation_ci95": wilson(detection.violations, detection.calls),
-        "twice_the_risk": detection.rate >= 2 * options["risk"],
-        "alarm_at_once": delay_summary(detection.at_once),
-        "alarm_after_good_audits": delay_summary(detection.later),
-        "warning_after_good_episodes": delay_summary(detection.warnings),
-    }
-
-
-def _write_calls(path: Path, deployment: Deployment) -> None:
+def _calls(deployment: Deployment, certified: int) -> list[dict[str, Any]]:
     """Deviation over tolerance of every call that was measured."""
-    members = deployment.calibration.shape[1]
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        header = ["scenario", "call", *(f"excess_member_{k + 1}" for k in range(members))]
-        writer.writerow([*header, "estimate"])
-        stationary = np.concatenate([deployment.calibration, deployment.stationary])
-        for call, row in enumerate(stationary):
-            split = "calibration" if call < len(deployment.calibration) else "stationary"
-            values = [f"{value:.5g}" for value in row]
-            writer.writerow([split, call, *values, f"{deployment.estimates[call]:.5g}"])
-        for name, (excess, estimates) in deployment.shifts.items():
-            for call, value in enumerate(excess):
-                row = [""] * members
-                row[deployment.member - 1] = f"{value:.5g}"
-                writer.writerow([name, call, *row, f"{estimates[call]:.5g}"])
+    columns = [f"excess_member_{k + 1}" for k in range(deployment.excess.shape[1])]
+    rows = []
+    for call, (row, estimate) in enumerate(
+        zip(deployment.excess, deployment.estimates, strict=True)
+    ):
+        split = "calibration" if call < certified else "stationary"
+        figures = dict(zip(columns, row, strict=True))
+        rows.append({"scenario": split, "call": call, **figures, "estimate": estimate})
+    for name, pairs in deployment.shifts.items():
+        for call, (value, estimate) in enumerate(zip(*pairs, strict=True)):
+            figures = dict.fromkeys(columns) | {columns[deployment.member - 1]: value}
+            rows.append({"scenario": name, "call": call, **figures, "estimate": estimate})
+    return rows
 
 
-# -- the README ------------------------------------------------------------------------------
-
-
-def _delay(delay: dict[str, float | None], most: int) -> str:
-    median, late = (
-        f"> {most}" if delay[name] is None else f"{delay[name]:.0f}" for name in ("median", "p90")
-    )
-    return f"{delay['share']:.0%}, {median} ({late})"
-
-
-def _readme(summary: dict[str, Any], criteria: list[Criterion]) -> str:
+def _plot(path: Path, summary: dict[str, Any]) -> None:
+    """Alarms in stationary streams over time, and delays under each shift."""
+    figure, (left, right) = subplots(1, 2, 11, 5.2)
     options = summary["options"]
-    failed = sum(not criterion.passed for criterion in criteria)
+    audits, level = options["audits"], options["level"]
+    colours = ("tab:blue", "tab:green", "tab:red", "tab:purple")
+    for row, colour in zip(summary["false_alarms"], colours, strict=True):
+        at = np.sort(row["alarms"][row["alarms"] != NEVER])
+        share = np.arange(len(at) + 1) / row["count"]
+        places, shares = [0, *at, audits], [*share, share[-1]]
+        left.step(places, shares, where="post", color=colour, label=row["streams"])
+    both = level + 1 - options["confidence"]
+    left.axhline(level, color="0.3", linestyle="--", linewidth=1, label="level")
+    left.axhline(both, color="0.6", linestyle=":", linewidth=1, label="level + delta")
+    left.set(
+        title="False alarms in stationary streams",
+        xlabel="audits (drift: episodes)",
+        ylabel="share of streams with an alarm",
+        ylim=(0, 1.3 * both),
+    )
+    left.legend(fontsize=8)
+    kinds = (
+        (AFTER[0], 0.22, "tab:red", "alarm, shift at once"),
+        (AFTER[1], 0.0, "tab:orange", f"alarm, after {options['good']} good audits"),
+        (AFTER[2], -0.22, "tab:purple", "drift warning (episodes)"),
+    )
+    labels = ["{name}\nrate {violation_rate:.2f}".format(**row) for row in summary["shifts"]]
+    labels += ["given rate {violation_rate:g}".format(**row) for row in summary["power"]]
+    for place, row in enumerate((*summary["shifts"], *summary["power"])):
+        for name, offset, colour, label in kinds:
+            if name in row:  # what was never found lies beyond the edge
+                values = np.sort(np.where(row[name] == NEVER, 10.0 * audits, row[name]))
+                low, middle, high = (values[int(q * (len(values) - 1))] for q in (0.1, 0.5, 0.9))
+                height, own = offset - place, None if place else label
+                right.plot([low, high], [height, height], color=colour, linewidth=3, alpha=0.5)
+                right.plot([middle], [height], "o", color=colour, label=own, markersize=5)
+    right.set_yticks([-place for place in range(len(labels))], labels)
+    right.set(
+        xscale="log",
+        xlim=(0.8, 2.0 * audits),
+        title="Delay: median, 10% to 90% (not drawn: beyond)",
+        xlabel="audits (drift: episodes) after the shift",
+    )
+    right.axvline(audits, color="0.6", linestyle=":", linewidth=1)
+    right.grid(axis="x", alpha=0.3)
+    right.legend(fontsize=8, loc="upper right")
+    save(figure, path)
+
+
+def _readme(summary: dict[str, Any], criteria: Sequence[Criterion]) -> str:
+    options = summary["options"]
     alarms = [
-        f"| {entry['streams']} | {entry['count']} | "
-        + ("" if entry["violation_rate"] is None else f"{entry['violation_rate']:.4f}")
-        + f" | {entry['alarm_share']:.4f} | {entry['bound']:g} |"
-        for entry in summary["false_alarms"]
-    ]
-    most = options["audits"]
-    after = ("alarm_at_once", "alarm_after_good_audits", "warning_after_good_episodes")
+        [row["streams"], str(row["count"]),
+         "" if row["violation_rate"] is None else f"{row['violation_rate']:.4f}",
+         f"{row['alarm_share']:.4f}", f"{row['bound']:g}"]
+        for row in summary["false_alarms"]
+    ]  # fmt: skip
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        found = []
+        for delay in (delay_summary(row[name]) for name in AFTER if name in row):
+            median, late = (
+                f"> {options['audits']}" if delay[name] is None else f"{delay[name]:.0f}"
+                for name in ("median", "p90")
+            )
+            found.append(f"{delay['share']:.0%}, {median} ({late})")
+        return found
+
     shifts = []
-    for entry in summary["shifts"]:
-        low, high = entry["violation_ci95"]
-        cells = " | ".join(_delay(entry[name], most) for name in after)
-        rate = f"{entry['violation_rate']:.3f} ({low:.3f} to {high:.3f})"
-        shifts.append(f"| {entry['name']} | {rate} | {cells} |")
-    power = [
-        f"| {entry['violation_rate']:g} | "
-        + " | ".join(_delay(entry[name], most) for name in after[:2])
-        + " |"
-        for entry in summary["power"]
-    ]
-    changes = [f"- **{entry['name']}**: {entry['changes']}." for entry in summary["shifts"]]
+    for row in summary["shifts"]:
+        low, high = row["violation_ci95"]
+        rate = f"{row['violation_rate']:.3f} ({low:.3f} to {high:.3f})"
+        shifts.append([row["name"], rate, *cells(row)])
+    headings = ("alarm, at once", "alarm, later", "drift warning, later")
     sections = [
         "# The monitor: false alarms and delays",
         f"Made by `{summary['command']}` (torch {summary['versions']['torch']}). The bundled "
@@ -161,14 +147,12 @@ def _readme(summary: dict[str, Any], criteria: list[Criterion]) -> str:
         "per shift were measured under it. Streams of audits are drawn from these calls with "
         f"replacement. Alarm and warning have level {options['level']:g}.",
         "![false alarms and delays](monitor.png)",
-        f"## Verdicts: {len(criteria) - failed} pass, {failed} fail",
-        "```\n" + "\n".join(str(criterion) for criterion in criteria) + "\n```",
+        verdicts(criteria),
         "## False alarms",
         f"Share of streams with an alarm within {options['audits']} audits (drift: episodes).",
-        "| streams | number | violation rate | alarms | bound |\n|---|---|---|---|---|\n"
-        + "\n".join(alarms),
+        markdown(("streams", "number", "violation rate", "alarms", "bound"), alarms),
         "## Shifts",
-        "\n".join(changes),
+        "\n".join("- **{name}**: {changes}.".format(**row) for row in summary["shifts"]),
         f"Violation rate without a shift: {summary['rate_calibration']:.3f} on the "
         f"{options['calibration']} calls certified on, {summary['rate_stationary']:.3f} on the "
         f"{options['stationary']} others. Delays: share of streams detected within "
@@ -178,11 +162,13 @@ def _readme(summary: dict[str, Any], criteria: list[Criterion]) -> str:
         "warning sees every episode, not only audited ones; it says that estimates have changed, "
         "not that the promise is broken. The sizes of the shifts were fixed before any of them was "
         f"measured; those whose rate stays below {2 * options['risk']:g} are no case for an alarm.",
-        "| shift | violation rate (95%) | alarm, at once | alarm, later | drift warning, later |\n"
-        "|---|---|---|---|---|\n" + "\n".join(shifts),
+        markdown(("shift", "violation rate (95%)", *headings), shifts),
         "## Delays by violation rate",
         "The same for given rates: what a shift of that size would take.",
-        "| violation rate | alarm, at once | alarm, later |\n|---|---|---|\n" + "\n".join(power),
+        markdown(
+            ("violation rate", *headings[:2]),
+            [[f"{row['violation_rate']:g}", *cells(row)] for row in summary["power"]],
+        ),
         "`calls.csv`: every measured call (deviation over tolerance per member, error estimate); "
         "`result.json`: all figures.",
     ]

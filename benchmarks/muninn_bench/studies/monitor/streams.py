@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from muninn.certify.risk import choose_member
-from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
 from muninn.monitor.sequential import BLOCK, Drift, log_e_value
+from muninn_bench.studies.monitor.deployment import Options
 
 Counts = npt.NDArray[np.int64]
 NEVER = -1
@@ -45,30 +45,20 @@ def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> 
 
 
 def chain_streams(
-    excess: FloatArray,
-    units: int,
-    audits: int,
-    streams: int,
-    risk: float,
-    confidence: float,
-    generator: np.random.Generator,
+    excess: FloatArray, options: Options, generator: np.random.Generator
 ) -> tuple[npt.NDArray[np.bool_], Counts]:
     """Calibrate on resampled units and deploy the chosen member, once per stream.
 
     Returns:
         Outcomes of the audits (streams, audits), and the members chosen, 0 for full compute.
     """
-    full = np.zeros((len(excess), 1))
-    table = np.concatenate([full, excess], axis=1)
-    violated = np.zeros((streams, audits), np.bool_)
-    chosen = np.zeros(streams, np.int64)
-    for stream in range(streams):
-        drawn = generator.integers(len(table), size=units)
-        try:
-            chosen[stream] = choose_member(table[drawn], risk, confidence)
-        except CalibrationError:  # pragma: no cover - member 0 never violates
-            continue
-        calls = generator.integers(len(table), size=audits)
+    table = np.pad(excess, ((0, 0), (1, 0)))  # Full deviates by nothing
+    violated = np.zeros((options.streams, options.audits), np.bool_)
+    chosen = np.zeros(options.streams, np.int64)
+    for stream in range(options.streams):
+        drawn = generator.integers(len(table), size=options.calibration)
+        chosen[stream] = choose_member(table[drawn], options.risk, options.confidence)
+        calls = generator.integers(len(table), size=options.audits)
         violated[stream] = table[calls, chosen[stream]] > 1.0
     return violated, chosen
 
@@ -77,51 +67,46 @@ def delays(
     before: FloatArray,
     after: FloatArray,
     good: int,
-    audits: int,
     streams: int,
-    risk: float,
-    level: float,
+    options: Options,
     generator: np.random.Generator,
 ) -> Counts:
-    """Audits from the change to the alarm; ``NEVER`` where there is none.
+    """Audits from a change after ``good`` audits to the alarm; ``NEVER`` where there is none.
 
     Streams that raise a (false) alarm before the change are left out.
 
     Args:
         before, after: excess of calls before and after the change.
-        good: audits before the change.
-        audits: audits after it.
+        good: audits before the change; ``options.audits`` follow it.
+        streams: how many are drawn.
     """
     early = generator.choice(before, (streams, good)) > 1.0
-    late = generator.choice(after, (streams, audits)) > 1.0
-    found = first_alarms(np.concatenate([early, late], axis=1), risk, level)
-    kept = found[(found == NEVER) | (found > good)]
-    return np.where(kept == NEVER, NEVER, kept - good)
+    late = generator.choice(after, (streams, options.audits)) > 1.0
+    violated = np.concatenate([early, late], axis=1)
+    return _from_change(first_alarms(violated, options.risk, options.level), good)
 
 
 def warning_delays(
-    calibration: FloatArray,
     before: FloatArray,
     after: FloatArray,
     good: int,
-    episodes: int,
     streams: int,
-    level: float,
+    options: Options,
     generator: np.random.Generator,
 ) -> Counts:
-    """Episodes from the change to the drift warning, as in :func:`delays`."""
-    found = []
-    for _ in range(streams):
-        drift = Drift(
-            generator.choice(calibration, len(calibration)), int(generator.integers(2**31))
-        )
-        values = np.concatenate([generator.choice(before, good), generator.choice(after, episodes)])
-        at = NEVER
-        for place, value in enumerate(values.tolist()):
+    """Episodes from the change to the drift warning, as in :func:`delays`, from estimates."""
+    found = np.full(streams, NEVER)
+    for stream in range(streams):
+        drift = Drift(generator.choice(before, len(before)), int(generator.integers(2**31)))
+        early, late = generator.choice(before, good), generator.choice(after, options.audits)
+        for place, value in enumerate(np.concatenate([early, late]).tolist(), start=1):
             drift.add(value)
-            if drift.e_value >= 1.0 / level:
-                at = place + 1
+            if drift.e_value >= 1.0 / options.level:
+                found[stream] = place
                 break
-        if at == NEVER or at > good:
-            found.append(at if at == NEVER else at - good)
-    return np.array(found, dtype=np.int64)
+    return _from_change(found, good)
+
+
+def _from_change(found: Counts, good: int) -> Counts:
+    kept = found[(found == NEVER) | (found > good)]
+    return np.where(kept == NEVER, NEVER, kept - good)
