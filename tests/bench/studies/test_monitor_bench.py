@@ -12,7 +12,6 @@ import pytest
 from muninn.model.schedule import FloatArray
 from muninn.monitor.sequential import RiskEvidence
 from muninn_bench.studies.monitor.deployment import Deployment, Options
-from muninn_bench.studies.monitor.report import delay_summary
 from muninn_bench.studies.monitor.scenarios import (
     SHIFTS,
     STATIONARY,
@@ -24,10 +23,12 @@ from muninn_bench.studies.monitor.streams import (
     NEVER,
     chain_streams,
     delays,
+    detections,
+    false_alarms,
     first_alarms,
     warning_delays,
 )
-from muninn_bench.studies.monitor.study import detect, false_alarms, judge, simulate
+from muninn_bench.studies.monitor.study import delay_summary, judge, simulate
 from muninn_bench.tasks.maze2d.controller import ControllerConfig, make_reference
 from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
 from muninn_bench.tasks.maze2d.maze import (
@@ -97,7 +98,7 @@ def test_false_alarms_and_detections_are_judged() -> None:
     alarms = false_alarms(deployment(2.0), SMALL)
     assert [row["bound"] for row in alarms] == pytest.approx([0.05, 0.1, 0.05, 0.05])
     assert 0.03 < alarms[2]["violation_rate"] < 0.07
-    found = [detect(scenario, deployment(2.0), SMALL, 0) for scenario in SHIFTS]
+    found = detections(deployment(2.0), SMALL)
     first = found[0]["alarm_at_once"][0]
     assert all(row["violation_rate"] == 1.0 for row in found)
     assert all((row["alarm_at_once"] == first).all() for row in found)

@@ -93,34 +93,28 @@ def measure(path: Path, options: Options, progress: bool) -> Deployment:
     }
     journal = Journal(path, identity)
 
-    def chunk(
-        scenario: Scenario, members: tuple[int, ...], first: int, count: int
-    ) -> dict[str, list[list[float]]]:
-        stream = call_seed(options.seed, int(scenario == STATIONARY)) % 2**31
-        with torch.autocast("cpu", torch.bfloat16) if scenario.half else nullcontext():
-            contexts = audited_contexts(scenario, teacher, driver, stream, first, count)
-            paired = PairedCalls(planner, contexts, count, rms_step, call_seed(stream, first))
-            found = [paired.measure(family.member(k), list(range(count))) for k in members]
-        return {
-            "deviation": np.stack([one.deviation for one in found], axis=1).tolist(),
-            "estimate": np.stack([one.estimate for one in found], axis=1).tolist(),
-        }
-
     def pool(scenario: Scenario, members: tuple[int, ...], calls: int) -> list[FloatArray]:
         """Excess and error estimates of a scenario, each (calls, members)."""
+        stream = call_seed(options.seed, int(scenario == STATIONARY)) % 2**31
         advance, parts = task(scenario.name, calls), []
         for first in range(0, calls, _CHUNK):
             count = min(_CHUNK, calls - first)
             key = f"{scenario.name}/{first}-{count}/{members}"
             if (stored := journal.get(key)) is None:
-                stored = chunk(scenario, members, first, count)
+                with torch.autocast("cpu", torch.bfloat16) if scenario.half else nullcontext():
+                    contexts = audited_contexts(scenario, teacher, driver, stream, first, count)
+                    paired = PairedCalls(
+                        planner, contexts, count, rms_step, call_seed(stream, first)
+                    )
+                    found = [paired.measure(family.member(k), list(range(count))) for k in members]
+                stored = [
+                    np.stack([one.deviation for one in found], axis=1).tolist(),
+                    np.stack([one.estimate for one in found], axis=1).tolist(),
+                ]
                 journal.put(key, stored)
             parts.append(stored)
             advance(count)
-        deviation, estimate = (
-            np.concatenate([np.array(part[name]) for part in parts])
-            for name in ("deviation", "estimate")
-        )
+        deviation, estimate = (np.concatenate(part) for part in zip(*parts, strict=True))
         return [deviation / options.tolerance, estimate]
 
     with bars(progress) as task:

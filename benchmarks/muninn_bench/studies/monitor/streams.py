@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +11,18 @@ import numpy.typing as npt
 from muninn.certify.risk import choose_member
 from muninn.model.schedule import FloatArray
 from muninn.monitor.sequential import BLOCK, Drift, log_e_value
-from muninn_bench.studies.monitor.deployment import Options
+from muninn_bench.measure.statistics import wilson
+from muninn_bench.measure.verdicts import share_limit
+from muninn_bench.studies.monitor.deployment import Deployment, Options
+from muninn_bench.studies.monitor.scenarios import SHIFTS
 
+Row = dict[str, Any]
 Counts = npt.NDArray[np.int64]
 NEVER = -1
+AFTER = ("alarm_at_once", "alarm_after_good_audits", "warning_after_good_episodes")
+"""Columns of delays: the shift comes at once, or after good audits or episodes."""
+_POWER = (1.5, 2.0, 4.0, 10.0, 20.0)
+"""Violation rates, as multiples of the risk, whose delays are tabulated."""
 
 
 def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> Counts:
@@ -71,14 +80,10 @@ def delays(
     options: Options,
     generator: np.random.Generator,
 ) -> Counts:
-    """Audits from a change after ``good`` audits to the alarm; ``NEVER`` where there is none.
+    """Audits from a change to the alarm; ``NEVER`` where there is none.
 
-    Streams that raise a (false) alarm before the change are left out.
-
-    Args:
-        before, after: excess of calls before and after the change.
-        good: audits before the change; ``options.audits`` follow it.
-        streams: how many are drawn.
+    The change comes after ``good`` audits, and ``options.audits`` follow it. Streams that raise a
+    (false) alarm before it are left out. ``before`` and ``after`` hold the excess of calls.
     """
     early = generator.choice(before, (streams, good)) > 1.0
     late = generator.choice(after, (streams, options.audits)) > 1.0
@@ -94,7 +99,7 @@ def warning_delays(
     options: Options,
     generator: np.random.Generator,
 ) -> Counts:
-    """Episodes from the change to the drift warning, as in :func:`delays`, from estimates."""
+    """Episodes from a change to the drift warning, as in :func:`delays` but from estimates."""
     found = np.full(streams, NEVER)
     for stream in range(streams):
         drift = Drift(generator.choice(before, len(before)), int(generator.integers(2**31)))
@@ -110,3 +115,76 @@ def warning_delays(
 def _from_change(found: Counts, good: int) -> Counts:
     kept = found[(found == NEVER) | (found > good)]
     return np.where(kept == NEVER, NEVER, kept - good)
+
+
+def false_alarms(deployment: Deployment, options: Options) -> list[Row]:
+    """Four kinds of stationary streams, all of which keep the promise or were certified to.
+
+    A row holds the mean violation rate, the share of streams with an alarm, the probability that
+    theory allows, and the audits until each stream's alarm.
+    """
+    generator = np.random.default_rng([options.seed, 1])
+    level, shape = options.level, (options.streams, options.audits)
+    own = generator.choice(deployment.own, shape) > 1.0
+    chained, _ = chain_streams(deployment.excess, options, generator)
+    rows = [
+        _alarms(name, float(violated.mean()), first_alarms(violated, options.risk, level), bound)
+        for name, violated, bound in (
+            ("the certified member", own, level),
+            ("calibrated anew for each stream", chained, level + 1.0 - options.confidence),
+            ("exactly at the risk", generator.random(shape) < options.risk, level),
+        )
+    ]
+    generator, pool = np.random.default_rng([options.seed, 2]), deployment.estimates
+    warned = warning_delays(pool, pool, 0, max(100, options.streams // 2), options, generator)
+    return [*rows, _alarms("drift warnings", None, warned, level)]
+
+
+def _alarms(name: str, rate: float | None, alarms: Counts, bound: float) -> Row:
+    return {
+        "streams": name,
+        "count": len(alarms),
+        "violation_rate": rate,
+        "alarm_share": float(np.mean(alarms != NEVER)),
+        "bound": bound,
+        "limit": share_limit(bound, len(alarms)),
+        "alarms": alarms,
+    }
+
+
+def detections(deployment: Deployment, options: Options) -> list[Row]:
+    """The violation rate under each shift, and the delays of alarm and warning."""
+    rows, streams = [], max(100, options.streams // 4)
+    for place, scenario in enumerate(SHIFTS):
+        excess, estimates = deployment.shifts[scenario.name]
+        violations, calls = int((excess > 1.0).sum()), len(excess)
+        rest = (options, np.random.default_rng([options.seed, 3, place]))
+        row = {
+            "name": scenario.name,
+            "changes": scenario.changes,
+            "violations": violations,
+            "calls": calls,
+            "violation_rate": violations / calls,
+            "violation_ci95": wilson(violations, calls),
+            "twice_the_risk": violations / calls >= 2 * options.risk,
+        }
+        for name, good in zip(AFTER[:2], (0, options.good), strict=True):
+            row[name] = delays(deployment.own, excess, good, streams, *rest)
+        pool = deployment.estimates
+        row[AFTER[2]] = warning_delays(pool, estimates, options.good, streams // 2, *rest)
+        rows.append(row)
+    return rows
+
+
+def power(deployment: Deployment, options: Options) -> list[Row]:
+    """Delays under given violation rates."""
+    rest = (max(100, options.streams // 4), options, np.random.default_rng([options.seed, 4]))
+    rows = []
+    for multiple in _POWER:
+        rate = min(1.0, multiple * options.risk)
+        pool = np.where(np.arange(1000) < round(1000 * rate), 2.0, 0.0)
+        row: Row = {"violation_rate": rate}
+        for name, good in zip(AFTER[:2], (0, options.good), strict=True):
+            row[name] = delays(deployment.own, pool, good, *rest)
+        rows.append(row)
+    return rows

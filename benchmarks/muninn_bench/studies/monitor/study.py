@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from muninn.certify.certificate import library_versions
-from muninn_bench.measure.statistics import wilson
-from muninn_bench.measure.verdicts import Criterion, share_limit
+from muninn.files import write_whole
+from muninn_bench.measure.verdicts import Criterion, verdicts
+from muninn_bench.report.style import save, subplots
+from muninn_bench.report.table import markdown, write_csv
 from muninn_bench.studies.monitor.deployment import Deployment, Options, measure
-from muninn_bench.studies.monitor.report import AFTER, write_report
-from muninn_bench.studies.monitor.scenarios import SHIFTS, Scenario
 from muninn_bench.studies.monitor.streams import (
+    AFTER,
     NEVER,
-    chain_streams,
-    delays,
-    first_alarms,
-    warning_delays,
+    Counts,
+    Row,
+    detections,
+    false_alarms,
+    power,
 )
-
-Row = dict[str, Any]
-POWER = (1.5, 2.0, 4.0, 10.0, 20.0)
-"""Violation rates, as multiples of the risk, whose delays are tabulated."""
 
 
 def run_monitor(
@@ -37,8 +36,7 @@ def run_monitor(
 
 def simulate(out: Path, deployment: Deployment, options: Options, command: str) -> list[Criterion]:
     """Everything after the measurement; the verdicts."""
-    alarms = false_alarms(deployment, options)
-    shifts = [detect(scenario, deployment, options, place) for place, scenario in enumerate(SHIFTS)]
+    alarms, shifts = false_alarms(deployment, options), detections(deployment, options)
     criteria = judge(alarms, shifts, options)
     certified, others = np.split(deployment.own > 1.0, [options.calibration])
     summary = {
@@ -48,85 +46,17 @@ def simulate(out: Path, deployment: Deployment, options: Options, command: str) 
         "member": deployment.member,
         "rate_calibration": float(certified.mean()),
         "rate_stationary": float(others.mean()),
-        "false_alarms": alarms,
+        "false_alarms": [{key: row[key] for key in row if key != "alarms"} for row in alarms],
         "shifts": shifts,
         "power": power(deployment, options),
         "criteria": [str(criterion) for criterion in criteria],
     }
-    write_report(out, summary, deployment, criteria)
+    write_csv(out / "calls.csv", _calls(deployment, options), digits=5)
+    text = json.dumps(summary, indent=1, default=delay_summary)
+    write_whole(out / "result.json", text + "\n")
+    write_whole(out / "README.md", _readme(summary, criteria))
+    _plot(out / "monitor.png", summary, alarms)
     return criteria
-
-
-def false_alarms(deployment: Deployment, options: Options) -> list[Row]:
-    """Four kinds of stationary streams, all of which keep the promise or were certified to.
-
-    A row holds the mean violation rate, the share of streams with an alarm, the probability that
-    theory allows, and the audits until each stream's alarm.
-    """
-    generator = np.random.default_rng([options.seed, 1])
-    level, shape = options.level, (options.streams, options.audits)
-    kinds: dict[str, Any] = {
-        "the certified member": generator.choice(deployment.own, shape) > 1.0,
-        "calibrated anew for each stream": chain_streams(deployment.excess, options, generator)[0],
-        "exactly at the risk": generator.random(shape) < options.risk,
-    }
-    found = [
-        (name, float(violated.mean()), first_alarms(violated, options.risk, level))
-        for name, violated in kinds.items()
-    ]
-    generator, pool = np.random.default_rng([options.seed, 2]), deployment.estimates
-    warned = warning_delays(pool, pool, 0, max(100, options.streams // 2), options, generator)
-    bounds = (level, level + 1.0 - options.confidence, level, level)
-    return [
-        {
-            "streams": name,
-            "count": len(alarms),
-            "violation_rate": rate,
-            "alarm_share": float(np.mean(alarms != NEVER)),
-            "bound": bound,
-            "limit": share_limit(bound, len(alarms)),
-            "alarms": alarms,
-        }
-        for (name, rate, alarms), bound in zip(
-            [*found, ("drift warnings", None, warned)], bounds, strict=True
-        )
-    ]
-
-
-def detect(scenario: Scenario, deployment: Deployment, options: Options, place: int) -> Row:
-    """Violation rate under one shift, and the delays of alarm and warning."""
-    excess, estimates = deployment.shifts[scenario.name]
-    violations, calls = int((excess > 1.0).sum()), len(excess)
-    streams, generator = (
-        max(100, options.streams // 4),
-        np.random.default_rng([options.seed, 3, place]),
-    )
-    return {
-        "name": scenario.name,
-        "changes": scenario.changes,
-        "violations": violations,
-        "calls": calls,
-        "violation_rate": violations / calls,
-        "violation_ci95": wilson(violations, calls),
-        "twice_the_risk": violations / calls >= 2 * options.risk,
-        AFTER[0]: delays(deployment.own, excess, 0, streams, options, generator),
-        AFTER[1]: delays(deployment.own, excess, options.good, streams, options, generator),
-        AFTER[2]: warning_delays(
-            deployment.estimates, estimates, options.good, streams // 2, options, generator
-        ),
-    }
-
-
-def power(deployment: Deployment, options: Options) -> list[Row]:
-    """Delays under given violation rates."""
-    rest = (max(100, options.streams // 4), options, np.random.default_rng([options.seed, 4]))
-    rows = []
-    for multiple in POWER:
-        rate = min(1.0, multiple * options.risk)
-        pool = np.where(np.arange(1000) < round(1000 * rate), 2.0, 0.0)
-        row = {"violation_rate": rate, AFTER[0]: delays(deployment.own, pool, 0, *rest)}
-        rows.append(row | {AFTER[1]: delays(deployment.own, pool, options.good, *rest)})
-    return rows
 
 
 def judge(alarms: list[Row], shifts: list[Row], options: Options) -> list[Criterion]:
@@ -145,3 +75,138 @@ def judge(alarms: list[Row], shifts: list[Row], options: Options) -> list[Criter
         text += f"audits, median {median:.0f}"
         found.append(Criterion(row["name"], name, share == 1.0, text))
     return found
+
+
+def delay_summary(found: Counts) -> dict[str, float | None]:
+    """Share that was found, and the median and 90% quantile of the delay over all streams.
+
+    A stream that was never found counts as longer than any.
+    """
+    ordered = np.sort(np.where(found == NEVER, np.inf, found))
+    summary: dict[str, float | None] = {"share": float(np.mean(found != NEVER))}
+    for name, level in (("median", 0.5), ("p90", 0.9)):
+        value = float(ordered[min(int(np.ceil(level * len(ordered))) - 1, len(ordered) - 1)])
+        summary[name] = value if np.isfinite(value) else None
+    return summary
+
+
+def _calls(deployment: Deployment, options: Options) -> list[Row]:
+    """Deviation over tolerance of every call that was measured."""
+    columns = [f"excess_member_{k + 1}" for k in range(deployment.excess.shape[1])]
+    rows = []
+    for call, row in enumerate(deployment.excess):
+        name = "calibration" if call < options.calibration else "stationary"
+        figures = dict(zip(columns, row, strict=True)) | {"estimate": deployment.estimates[call]}
+        rows.append({"scenario": name, "call": call, **figures})
+    for name, pairs in deployment.shifts.items():
+        for call, (value, estimate) in enumerate(zip(*pairs, strict=True)):
+            figures = dict.fromkeys(columns) | {columns[deployment.member - 1]: value}
+            rows.append({"scenario": name, "call": call, **figures, "estimate": estimate})
+    return rows
+
+
+def _plot(path: Path, summary: Row, alarms: list[Row]) -> None:
+    """Alarms in stationary streams over time, and delays under each shift."""
+    figure, (left, right) = subplots(1, 2, 11, 5.2)
+    options = summary["options"]
+    audits, level = options["audits"], options["level"]
+    colours = ("tab:blue", "tab:green", "tab:red", "tab:purple")
+    for row, colour in zip(alarms, colours, strict=True):
+        at = np.sort(row["alarms"][row["alarms"] != NEVER])
+        share = np.arange(len(at) + 1) / row["count"]
+        places, shares = [0, *at, audits], [*share, share[-1]]
+        left.step(places, shares, where="post", color=colour, label=row["streams"])
+    both = level + 1 - options["confidence"]
+    left.axhline(level, color="0.3", linestyle="--", linewidth=1, label="level")
+    left.axhline(both, color="0.6", linestyle=":", linewidth=1, label="level + delta")
+    left.set(xlabel="audits (drift: episodes)", ylabel="share of streams with an alarm")
+    left.set(title="False alarms in stationary streams", ylim=(0, 1.3 * both))
+    left.legend(fontsize=8)
+    kinds = (
+        (AFTER[0], 0.22, "tab:red", "alarm, shift at once"),
+        (AFTER[1], 0.0, "tab:orange", f"alarm, after {options['good']} good audits"),
+        (AFTER[2], -0.22, "tab:purple", "drift warning (episodes)"),
+    )
+    labels = ["{name}\nrate {violation_rate:.2f}".format(**row) for row in summary["shifts"]]
+    labels += ["given rate {violation_rate:g}".format(**row) for row in summary["power"]]
+    for place, row in enumerate((*summary["shifts"], *summary["power"])):
+        for name, offset, colour, label in (kind for kind in kinds if kind[0] in row):
+            # What was never found lies beyond the edge.
+            values = np.sort(np.where(row[name] == NEVER, 10.0 * audits, row[name]))
+            low, middle, high = (values[int(q * (len(values) - 1))] for q in (0.1, 0.5, 0.9))
+            height, own = offset - place, None if place else label
+            right.plot([low, high], [height, height], color=colour, linewidth=3, alpha=0.5)
+            right.plot([middle], [height], "o", color=colour, label=own, markersize=5)
+    right.set_yticks([-place for place in range(len(labels))], labels)
+    right.set(xscale="log", xlim=(0.8, 2.0 * audits))
+    right.set(xlabel="audits (drift: episodes) after the shift")
+    right.set(title="Delay: median, 10% to 90% (not drawn: beyond)")
+    right.axvline(audits, color="0.6", linestyle=":", linewidth=1)
+    right.grid(axis="x", alpha=0.3)
+    right.legend(fontsize=8, loc="upper right")
+    save(figure, path)
+
+
+def _readme(summary: Row, criteria: Sequence[Criterion]) -> str:
+    audits, headings = summary["options"]["audits"], ["alarm, at once", "alarm, later"]
+
+    def cells(row: Row) -> list[str]:
+        found = []
+        for delay in (delay_summary(row[name]) for name in AFTER if name in row):
+            ends = (delay["median"], delay["p90"])
+            median, late = (f"> {audits}" if end is None else f"{end:.0f}" for end in ends)
+            found.append(f"{delay['share']:.0%}, {median} ({late})")
+        return found
+
+    alarms, shifts = [], []
+    for row in summary["false_alarms"]:
+        rate = "" if row["violation_rate"] is None else f"{row['violation_rate']:.4f}"
+        share, bound = f"{row['alarm_share']:.4f}", f"{row['bound']:g}"
+        alarms.append([row["streams"], str(row["count"]), rate, share, bound])
+    for row in summary["shifts"]:
+        rate = "{:.3f} ({:.3f} to {:.3f})".format(row["violation_rate"], *row["violation_ci95"])
+        shifts.append([row["name"], rate, *cells(row)])
+    power = [[f"{row['violation_rate']:g}", *cells(row)] for row in summary["power"]]
+    tables = {
+        "twice": 2 * summary["options"]["risk"],
+        "verdicts": verdicts(criteria),
+        "alarms": markdown(["streams", "number", "violation rate", "alarms", "bound"], alarms),
+        "changes": "\n".join("- **{name}**: {changes}.".format(**row) for row in summary["shifts"]),
+        "delays": markdown(
+            ["shift", "violation rate (95%)", *headings, "drift warning, later"], shifts
+        ),
+        "by_rate": markdown(["violation rate", *headings], power),
+    }
+    return "\n\n".join(_PAGE).format(**summary | summary["options"] | tables) + "\n"
+
+
+_PAGE = (
+    "# The monitor: false alarms and delays",
+    "Made by `{command}` (torch {versions[torch]}). The bundled Maze2D planner with its committed "
+    "family; an episode plans, drives 1.9 s of the plan and plans again, and one of its two calls, "
+    "drawn at random, is measured. {calibration} such calls certify member {member} for "
+    "{tolerance:g} at risk {risk:g}, confidence {confidence:g}; {stationary} further ones and "
+    "{shifted} per shift were measured under it. Streams of audits are drawn from these calls with "
+    "replacement. Alarm and warning have level {level:g}.",
+    "![false alarms and delays](monitor.png)",
+    "{verdicts}",
+    "## False alarms",
+    "Share of streams with an alarm within {audits} audits (drift: episodes).",
+    "{alarms}",
+    "## Shifts",
+    "{changes}",
+    "Violation rate without a shift: {rate_calibration:.3f} on the {calibration} calls certified "
+    "on, {rate_stationary:.3f} on the {stationary} others. Delays: share of streams detected "
+    "within {audits} audits (drift: episodes), median and in brackets the 90% quantile, counted "
+    "from the change. *At once*: the shift is there from the first audit. *Later*: after {good} "
+    "good audits, whose e-value has sunk by then. The drift warning sees every episode, not only "
+    "audited ones; it says that estimates have changed, not that the promise is broken. The sizes "
+    "of the shifts were fixed before any of them was measured; those whose rate stays below "
+    "{twice:g} are no case for an alarm.",
+    "{delays}",
+    "## Delays by violation rate",
+    "The same for given rates: what a shift of that size would take.",
+    "{by_rate}",
+    "`calls.csv`: every measured call (deviation over tolerance per member, error estimate); "
+    "`result.json`: all figures.",
+)
