@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ import pytest
 
 from muninn.model.schedule import FloatArray
 from muninn.monitor.sequential import RiskEvidence
-from muninn_bench.studies.monitor.deployment import Deployment, Options
-from muninn_bench.studies.monitor.scenarios import (
+from muninn_bench.studies.monitor.deployment import (
     SHIFTS,
     STATIONARY,
+    Deployment,
+    Options,
     OtherWorld,
     Scenario,
     draw_episode,
@@ -68,19 +70,20 @@ def test_all_violations_alarm_after_the_count_by_hand() -> None:
 def test_delays_count_from_the_change() -> None:
     generator = np.random.default_rng(1)
     bad, good = np.array([2.0]), np.array([0.5])
-    options = Options(audits=30)
-    at_once = delays(good, bad, 0, 5, options, generator)
-    later = delays(good, bad, 60, 5, options, generator)
+    options = Options(audits=30, streams=5)
+    at_once = delays(good, bad, 0, options, generator)
+    later = delays(good, bad, 60, options, generator)
     assert (at_once == violations_needed(0.05, 0.05)).all()
     assert (later >= at_once[0]).all() and (later < 10).all()
-    assert (delays(good, good, 5, 5, options, generator) == NEVER).all()
-    assert len(delays(bad, bad, 50, 5, Options(audits=5), generator)) == 0  # alarmed before
+    assert (delays(good, good, 5, options, generator) == NEVER).all()
+    assert len(delays(bad, bad, 50, replace(options, audits=5), generator)) == 0  # alarmed before
 
 
 def test_warnings_count_from_the_change() -> None:
     generator = np.random.default_rng(2)
     pool = generator.normal(size=100)
-    found = warning_delays(pool, pool + 50.0, 10, 20, Options(audits=40, level=1e-4), generator)
+    options = Options(audits=40, streams=20, level=1e-4)
+    found = warning_delays(pool, pool + 50.0, 10, options, generator)
     assert (found > 0).all() and (found < 40).all()
 
 

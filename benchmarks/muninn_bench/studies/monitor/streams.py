@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator, default_rng
 
 from muninn.certify.risk import choose_member
 from muninn.model.schedule import FloatArray
 from muninn.monitor.sequential import BLOCK, Drift, log_e_value
 from muninn_bench.measure.statistics import wilson
 from muninn_bench.measure.verdicts import share_limit
-from muninn_bench.studies.monitor.deployment import Deployment, Options
-from muninn_bench.studies.monitor.scenarios import SHIFTS
+from muninn_bench.studies.monitor.deployment import SHIFTS, Deployment, Options
 
 Row = dict[str, Any]
 Counts = npt.NDArray[np.int64]
@@ -54,7 +55,7 @@ def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> 
 
 
 def chain_streams(
-    excess: FloatArray, options: Options, generator: np.random.Generator
+    excess: FloatArray, options: Options, generator: Generator
 ) -> tuple[npt.NDArray[np.bool_], Counts]:
     """Calibrate on resampled units and deploy the chosen member, once per stream.
 
@@ -73,35 +74,25 @@ def chain_streams(
 
 
 def delays(
-    before: FloatArray,
-    after: FloatArray,
-    good: int,
-    streams: int,
-    options: Options,
-    generator: np.random.Generator,
+    before: FloatArray, after: FloatArray, good: int, options: Options, generator: Generator
 ) -> Counts:
     """Audits from a change to the alarm; ``NEVER`` where there is none.
 
     The change comes after ``good`` audits, and ``options.audits`` follow it. Streams that raise a
     (false) alarm before it are left out. ``before`` and ``after`` hold the excess of calls.
     """
-    early = generator.choice(before, (streams, good)) > 1.0
-    late = generator.choice(after, (streams, options.audits)) > 1.0
+    early = generator.choice(before, (options.streams, good)) > 1.0
+    late = generator.choice(after, (options.streams, options.audits)) > 1.0
     violated = np.concatenate([early, late], axis=1)
     return _from_change(first_alarms(violated, options.risk, options.level), good)
 
 
 def warning_delays(
-    before: FloatArray,
-    after: FloatArray,
-    good: int,
-    streams: int,
-    options: Options,
-    generator: np.random.Generator,
+    before: FloatArray, after: FloatArray, good: int, options: Options, generator: Generator
 ) -> Counts:
     """Episodes from a change to the drift warning, as in :func:`delays` but from estimates."""
-    found = np.full(streams, NEVER)
-    for stream in range(streams):
+    found = np.full(options.streams, NEVER)
+    for stream in range(options.streams):
         drift = Drift(generator.choice(before, len(before)), int(generator.integers(2**31)))
         early, late = generator.choice(before, good), generator.choice(after, options.audits)
         for place, value in enumerate(np.concatenate([early, late]).tolist(), start=1):
@@ -123,7 +114,7 @@ def false_alarms(deployment: Deployment, options: Options) -> list[Row]:
     A row holds the mean violation rate, the share of streams with an alarm, the probability that
     theory allows, and the audits until each stream's alarm.
     """
-    generator = np.random.default_rng([options.seed, 1])
+    generator = default_rng([options.seed, 1])
     level, shape = options.level, (options.streams, options.audits)
     own = generator.choice(deployment.own, shape) > 1.0
     chained, _ = chain_streams(deployment.excess, options, generator)
@@ -135,8 +126,9 @@ def false_alarms(deployment: Deployment, options: Options) -> list[Row]:
             ("exactly at the risk", generator.random(shape) < options.risk, level),
         )
     ]
-    generator, pool = np.random.default_rng([options.seed, 2]), deployment.estimates
-    warned = warning_delays(pool, pool, 0, max(100, options.streams // 2), options, generator)
+    fewer = replace(options, streams=max(100, options.streams // 2))
+    pool = deployment.estimates
+    warned = warning_delays(pool, pool, 0, fewer, default_rng([options.seed, 2]))
     return [*rows, _alarms("drift warnings", None, warned, level)]
 
 
@@ -154,11 +146,10 @@ def _alarms(name: str, rate: float | None, alarms: Counts, bound: float) -> Row:
 
 def detections(deployment: Deployment, options: Options) -> list[Row]:
     """The violation rate under each shift, and the delays of alarm and warning."""
-    rows, streams = [], max(100, options.streams // 4)
+    rows, fewer = [], replace(options, streams=max(100, options.streams // 4) // 2)
     for place, scenario in enumerate(SHIFTS):
         excess, estimates = deployment.shifts[scenario.name]
         violations, calls = int((excess > 1.0).sum()), len(excess)
-        rest = (options, np.random.default_rng([options.seed, 3, place]))
         row = {
             "name": scenario.name,
             "changes": scenario.changes,
@@ -168,23 +159,29 @@ def detections(deployment: Deployment, options: Options) -> list[Row]:
             "violation_ci95": wilson(violations, calls),
             "twice_the_risk": violations / calls >= 2 * options.risk,
         }
-        for name, good in zip(AFTER[:2], (0, options.good), strict=True):
-            row[name] = delays(deployment.own, excess, good, streams, *rest)
+        generator = default_rng([options.seed, 3, place])
+        row |= _alarm_delays(deployment, excess, options, generator)
         pool = deployment.estimates
-        row[AFTER[2]] = warning_delays(pool, estimates, options.good, streams // 2, *rest)
+        row[AFTER[2]] = warning_delays(pool, estimates, options.good, fewer, generator)
         rows.append(row)
     return rows
 
 
 def power(deployment: Deployment, options: Options) -> list[Row]:
     """Delays under given violation rates."""
-    rest = (max(100, options.streams // 4), options, np.random.default_rng([options.seed, 4]))
-    rows = []
-    for multiple in _POWER:
-        rate = min(1.0, multiple * options.risk)
+    generator, rows = default_rng([options.seed, 4]), []
+    for rate in (min(1.0, multiple * options.risk) for multiple in _POWER):
         pool = np.where(np.arange(1000) < round(1000 * rate), 2.0, 0.0)
-        row: Row = {"violation_rate": rate}
-        for name, good in zip(AFTER[:2], (0, options.good), strict=True):
-            row[name] = delays(deployment.own, pool, good, *rest)
-        rows.append(row)
+        delayed = _alarm_delays(deployment, pool, options, generator)
+        rows.append({"violation_rate": rate, **delayed})
     return rows
+
+
+def _alarm_delays(
+    deployment: Deployment, excess: FloatArray, options: Options, generator: Generator
+) -> Row:
+    fewer = replace(options, streams=max(100, options.streams // 4))
+    return {
+        name: delays(deployment.own, excess, good, fewer, generator)
+        for name, good in zip(AFTER[:2], (0, options.good), strict=True)
+    }
