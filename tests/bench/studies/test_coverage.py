@@ -32,7 +32,6 @@ from muninn_bench.studies.coverage.settings import (
     Laboratory,
     Options,
     Setting,
-    block_noise,
     next_contexts,
     start_contexts,
 )
@@ -84,7 +83,7 @@ def test_calls_in_bulk_are_the_calls_one_by_one(setting: Setting) -> None:
     generator = torch.Generator().manual_seed(2)
     starts = start_contexts(40, generator)
     noises = [setting.planner().draw_noise(40, generator=generator) for _ in range(setting.calls)]
-    bulk = Laboratory(setting, 40).excess(starts, [block_noise(noise) for noise in noises])
+    bulk = Laboratory(setting, 40).excess(starts, noises)
     np.testing.assert_allclose(bulk, one_by_one(setting, starts, noises), rtol=2e-3, atol=2e-4)
     assert (bulk[:, 0] == 0.0).all() and (bulk[:, 1:] > 0.0).all()
 

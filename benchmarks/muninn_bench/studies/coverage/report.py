@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from muninn.certify.certificate import library_versions
 from muninn.files import write_whole
-from muninn_bench.measure.verdicts import Criterion, verdicts
+from muninn_bench.measure.verdicts import Criterion, share_limit, verdicts
+from muninn_bench.report.style import save, subplots
 from muninn_bench.report.table import markdown, write_csv
-from muninn_bench.studies.coverage.plot import plot_coverage
 from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SETTINGS, SIZES, Options
-from muninn_bench.studies.coverage.statistics import Row, judge, judge_trials, summarise, true_risks
+from muninn_bench.studies.coverage.statistics import (
+    DELTA,
+    EXCEEDS,
+    Row,
+    judge,
+    judge_trials,
+    rank_test,
+    summarise,
+    true_risks,
+)
+
+_COLOURS = ("#c2570c", "#2b6cb0", "#1a202c")  # of the sizes
+_TITLES = ("DDIM, calls", "DDPM, calls", "DDIM, closed-loop episodes")
+_LINE = {"color": "0.3", "linewidth": 1, "linestyle": "--"}
 
 
 def write_report(
@@ -48,10 +65,22 @@ def write_report(
     tables["summary"] = [row for own in cells.values() for row in own]
     for name, rows in tables.items():
         write_csv(out / f"{name}.csv", [{key: _plain(row[key]) for key in row} for row in rows])
-    plot_coverage(out / "coverage.png", cells, repetitions)
-    counts = ", ".join(f"{len(entries)} {name}" for name, entries in trials.items())
-    page = _readme(options, tables["summary"], criteria, curves, counts, command)
-    write_whole(out / "README.md", page)
+    _plot(out / "coverage.png", cells, repetitions)
+    versions, pooled = library_versions(), options.repetitions * options.fresh
+    places = asdict(options) | {
+        "command": command,
+        "torch": versions["torch"],
+        "python": versions["python"],
+        "verdicts": verdicts(criteria),
+        "confidence": CONFIDENCE,
+        "marginal": _grid(tables["summary"], "marginal", _MARGINAL),
+        "confident": _grid(tables["summary"], "confident", _CONFIDENT),
+        "pooled": pooled,
+        "error": math.sqrt(0.1 * 0.9 / pooled),
+        "curves": markdown(["setting", *(f"k = {k}" for k in range(len(alone)))], curves),
+        "counts": ", ".join(f"{len(entries)} {name}" for name, entries in trials.items()),
+    }
+    write_whole(out / "README.md", "\n\n".join(_PAGE).format(**places) + "\n")
     return criteria
 
 
@@ -62,70 +91,6 @@ def _plain(value: Any) -> Any:
     return None if math.isnan(value) else float(f"{value:.6g}")
 
 
-def _readme(
-    options: Options,
-    cells: list[Row],
-    criteria: list[Criterion],
-    curves: list[list[str]],
-    counts: str,
-    command: str,
-) -> str:
-    versions, pooled = library_versions(), options.repetitions * options.fresh
-    sections = [
-        "# Coverage of the certificate",
-        f"Made by `{command}` (seed {options.seed}; torch {versions['torch']}, Python "
-        f"{versions['python']}). The planner is a Gaussian mixture with its exact posterior mean "
-        "(`muninn_bench.studies.coverage.mixture`): 8 x 2 trajectories, 20 steps, a frozen family "
-        f"of nine members. {options.repetitions} independent repetitions per setting; each "
-        f"calibrates on n fresh units and measures the certified member on {options.fresh:,} "
-        "further ones. Sizes and risks of one repetition share their draws; repetitions share "
-        "nothing.",
-        "![coverage](coverage.png)",
-        verdicts(criteria),
-        "## Marginal certificate",
-        "Mean realised risk ± its standard error (standard deviation over repetitions by the root "
-        "of their number: it holds the noise of the calibration draw and that of the fresh units). "
-        "In brackets the mean with random tie-breaking and the value it must have, order / "
-        "(n + 1). The certificate stays below alpha for two reasons: few members mean many ties, "
-        "and a call that leaves the tolerance at one member and is back at the next counts as a "
-        "violation. With random tie-breaking, and counting such calls, nothing is given away.",
-        _grid(
-            cells,
-            "marginal",
-            "{marginal_mean:.4f} ± {marginal_error:.4f} ({exact_mean:.4f}, {exact_expected:.4f})",
-        ),
-        f"## Confident certificate (confidence {CONFIDENCE:g})",
-        "Share of repetitions whose risk exceeds alpha: by the true risk of the certified member / "
-        "as measured on the repetition's own fresh units / by the true risk of the member or any "
-        "before it. The promise is about the first, the proof bounds the third, and the second is "
-        "what a user could measure. It is the first plus sampling noise: a member just below alpha "
-        "is measured above it in almost half of its repetitions, and one just above is measured "
-        "below, so that the second share can lie on either side of the first. All three are held "
-        "against the same limit. True risks are pooled over all fresh units of all repetitions "
-        f"({pooled:,} per setting; standard error {math.sqrt(0.1 * 0.9 / pooled):.1g} at a risk "
-        "of 0.1).",
-        _grid(
-            cells,
-            "confident",
-            "{exceeds_true:.3f} / {exceeds_measured:.3f} / {exceeds_running:.3f}",
-        ),
-        "## True risk of the members",
-        "Tolerances were set beforehand, on other draws, so that the curves cross every alpha, "
-        "with members close above several of them. The last DDPM member was replaced after a first "
-        "full run, which also passed, because its own risk ended at 0.17; nothing else changed.",
-        markdown(["setting", *(f"k = {k}" for k in range(len(curves[0]) - 1))], curves),
-        "## Through the public verbs",
-        f"`muninn.calibrate` and `muninn.cache` at alpha = 0.1 with 118 units, of which 100 "
-        f"certify ({counts} trials). The static ones are computed twice, call by call and in bulk, "
-        "and must agree on every count. The per-call bound is checked here too.",
-        "## Files",
-        "`summary.csv` the cells above; `raw.csv` every repetition, size and risk (empty: "
-        "refused); `ranks.csv` rank of one new unit among n + 1; `members.csv` pooled risks; "
-        "`trials.csv` the public verbs.",
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
 def _grid(cells: list[Row], kind: str, text: str) -> str:
     """Settings and sizes down, risks across."""
     rows: dict[tuple[str, str], list[str]] = {}
@@ -134,3 +99,126 @@ def _grid(cells: list[Row], kind: str, text: str) -> str:
         row.append(text.format(**cell) if cell[f"{kind}_order"] else "refused")
     headings = ["setting", "n", *(f"alpha = {risk:g}" for risk in RISKS)]
     return markdown(headings, [[*head, *row] for head, row in rows.items()])
+
+
+def _plot(path: Path, cells: dict[str, list[Row]], repetitions: dict[str, list[Row]]) -> None:
+    """Three rows: marginal risk, confident exceedance, ranks; one column per setting."""
+    figure, axes = subplots(3, len(SETTINGS), 12, 10.5, sharey="row")
+    for column, setting in enumerate(SETTINGS):
+        _marginal(axes[0][column], cells[setting.name])
+        count = len(repetitions[setting.name])
+        _confident(axes[1][column], cells[setting.name], share_limit(DELTA, count))
+        _ranks(axes[2][column], repetitions[setting.name])
+        axes[0][column].set_title(_TITLES[column], fontweight="bold")
+        for axis in axes[:, column]:
+            axis.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("marginal certificate:\nmean realised risk / alpha")
+    axes[1][0].set_ylabel("confident certificate:\nshare of repetitions over alpha")
+    axes[2][0].set_ylabel("rank of a new unit:\ncount / count expected if uniform")
+    axes[0][0].legend(loc="upper center", fontsize=8, ncols=2)
+    axes[1][0].legend(loc="upper center", fontsize=8)
+    axes[2][0].legend(loc="lower left", fontsize=8)
+    save(figure, path)
+
+
+def _by_size(
+    axis: Any, cells: list[Row], kind: str, height: float
+) -> Iterator[tuple[int, str, list[float], list[Row]]]:
+    """Sizes with colours, places and certified cells; "refused" at ``height`` for the others.
+
+    Risks are groups, in which sizes stand side by side.
+    """
+    for place, (size, colour) in enumerate(zip(SIZES, _COLOURS, strict=True)):
+        own = {RISKS.index(c["risk"]) + 0.24 * (place - 1): c for c in cells if c["size"] == size}
+        certified = {at: cell for at, cell in own.items() if cell[f"{kind}_order"]}
+        for at in own.keys() - certified.keys():
+            axis.text(at, height, "refused", rotation=90, ha="center", fontsize=8, color=colour)
+        yield size, colour, list(certified), list(certified.values())
+    axis.set_xticks(range(len(RISKS)), [f"{risk:g}" for risk in RISKS])
+    axis.set(xlim=(-0.5, len(RISKS) - 0.5), xlabel="promised risk alpha")
+
+
+def _marginal(axis: Any, cells: list[Row]) -> None:
+    axis.axhline(1.0, **_LINE, label="promised: at most 1")
+    for size, colour, places, own in _by_size(axis, cells, "marginal", 0.04):
+        mean, error, exact = (
+            np.array([cell[name] / cell["risk"] for cell in own])
+            for name in ("marginal_mean", "marginal_error", "exact_mean")
+        )
+        style = {"fmt": "o", "capsize": 3, "color": colour}
+        axis.errorbar(places, mean, yerr=3 * error, label=f"n = {size} ± 3 s.e.", **style)
+        label = "with random tie-breaking" if size == SIZES[-1] else None
+        axis.scatter(places, exact, marker="_", s=90, color=colour, label=label)
+    axis.set_ylim(0, 1.5)
+
+
+def _confident(axis: Any, cells: list[Row], limit: float) -> None:
+    axis.axhline(DELTA, **_LINE, label="promised: at most 0.05")
+    axis.axhline(limit, **_LINE | {"linestyle": ":"}, label="+ 3 s.e.")
+    for size, colour, places, own in _by_size(axis, cells, "confident", 0.006):
+        for (name, label), marker in zip(reversed(EXCEEDS.items()), "^ox", strict=True):
+            fill = colour if marker == "x" else "none"
+            style = {"marker": marker, "s": 34, "color": colour, "facecolors": fill}
+            shown = label if size == SIZES[-1] else None
+            axis.scatter(places, [cell[name] for cell in own], label=shown, **style)
+    axis.set_ylim(-0.004, 0.13)
+
+
+def _ranks(axis: Any, repetitions: list[Row]) -> None:
+    for place, (size, colour) in enumerate(zip(SIZES, _COLOURS, strict=True)):
+        counts, expected, p_value = rank_test(repetitions, size)
+        centres = (np.arange(len(counts)) + 0.5 + 0.2 * (place - 1)) / len(counts)
+        axis.scatter(centres, counts / expected, s=16, color=colour)
+        text, style = f"n = {size}: chi-square p = {p_value:.3f}", {"va": "top", "fontsize": 8}
+        axis.text(0.02, 0.97 - 0.07 * place, text, transform=axis.transAxes, color=colour, **style)
+    spread = 2.0 / float(np.sqrt(expected.min()))  # of the largest size
+    label = "uniform ± 2 s.d. of a count"
+    axis.axhspan(1 - spread, 1 + spread, color="0.9", zorder=0, label=label)
+    axis.axhline(1.0, **_LINE)
+    axis.set(ylim=(0, 2.4), xlabel="rank / (n + 1)")
+
+
+_MARGINAL = "{marginal_mean:.4f} ± {marginal_error:.4f} ({exact_mean:.4f}, {exact_expected:.4f})"
+_CONFIDENT = "{exceeds_true:.3f} / {exceeds_measured:.3f} / {exceeds_running:.3f}"
+_PAGE = (
+    "# Coverage of the certificate",
+    "Made by `{command}` (seed {seed}; torch {torch}, Python {python}). The planner is a Gaussian "
+    "mixture with its exact posterior mean (`muninn_bench.studies.coverage.mixture`): 8 x 2 "
+    "trajectories, 20 steps, a frozen family of nine members. {repetitions} independent "
+    "repetitions per setting; each calibrates on n fresh units and measures the certified member "
+    "on {fresh:,} further ones. Sizes and risks of one repetition share their draws; repetitions "
+    "share nothing.",
+    "![coverage](coverage.png)",
+    "{verdicts}",
+    "## Marginal certificate",
+    "Mean realised risk ± its standard error (standard deviation over repetitions by the root of "
+    "their number: it holds the noise of the calibration draw and that of the fresh units). In "
+    "brackets the mean with random tie-breaking and the value it must have, order / (n + 1). The "
+    "certificate stays below alpha for two reasons: few members mean many ties, and a call that "
+    "leaves the tolerance at one member and is back at the next counts as a violation. With random "
+    "tie-breaking, and counting such calls, nothing is given away.",
+    "{marginal}",
+    "## Confident certificate (confidence {confidence:g})",
+    "Share of repetitions whose risk exceeds alpha: by the true risk of the certified member / as "
+    "measured on the repetition's own fresh units / by the true risk of the member or any before "
+    "it. The promise is about the first, the proof bounds the third, and the second is what a user "
+    "could measure. It is the first plus sampling noise: a member just below alpha is measured "
+    "above it in almost half of its repetitions, and one just above is measured below, so that the "
+    "second share can lie on either side of the first. All three are held against the same limit. "
+    "True risks are pooled over all fresh units of all repetitions ({pooled:,} per setting; "
+    "standard error {error:.1g} at a risk of 0.1).",
+    "{confident}",
+    "## True risk of the members",
+    "Tolerances were set beforehand, on other draws, so that the curves cross every alpha, with "
+    "members close above several of them. The last DDPM member was replaced after a first full "
+    "run, which also passed, because its own risk ended at 0.17; nothing else changed.",
+    "{curves}",
+    "## Through the public verbs",
+    "`muninn.calibrate` and `muninn.cache` at alpha = 0.1 with 118 units, of which 100 certify "
+    "({counts} trials). The static ones are computed twice, call by call and in bulk, and must "
+    "agree on every count. The per-call bound is checked here too.",
+    "## Files",
+    "`summary.csv` the cells above; `raw.csv` every repetition, size and risk (empty: refused); "
+    "`ranks.csv` rank of one new unit among n + 1; `members.csv` pooled risks; `trials.csv` the "
+    "public verbs.",
+)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from muninn.certify.metrics import rms_step
-from muninn.certify.units import PlanFunction, UnitName
+from muninn.certify.units import UnitName
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
@@ -144,13 +144,6 @@ def next_contexts(context: Tensor, trajectory: Tensor) -> Tensor:
     return 0.6 * context + 0.6 * trajectory[..., _EXECUTED, :]
 
 
-def drive_episode(plan: PlanFunction, seed: int) -> None:
-    """One closed-loop episode of three calls: the next context depends on the plan returned."""
-    context = start_contexts(1, torch.Generator().manual_seed(seed))
-    for _ in range(EPISODE_CALLS):
-        context = next_contexts(context, plan(context))
-
-
 class Laboratory:
     """Measures blocks of ``units`` units of a setting under all members of its family."""
 
@@ -171,9 +164,10 @@ class Laboratory:
 
         Args:
             starts: contexts of the first calls, (units, 2).
-            noises: of the calls of each unit, in the layout of the block planner.
+            noises: of the calls of each unit, laid out as (units, 8, 2) or (1, units, 8, 2).
         """
         excess = np.zeros((self.units, len(self._members) + 1))
+        noises = [_block(noise) for noise in noises]
         full = self.planner.sample(starts[None], noise=noises[0])
         for member, runtime in enumerate(self._members, start=1):
             context, truth, worst = starts[None], full, excess[:, member]
@@ -186,8 +180,7 @@ class Laboratory:
         return excess / self.setting.tolerance
 
 
-def block_noise(rows: Noise) -> Noise:
-    """The noise of single calls (calls, 8, 2) in the layout of the block planner."""
+def _block(noise: Noise) -> Noise:
     shape = (1, -1, HORIZON, DIM)
-    steps = {step: draw.view(shape) for step, draw in rows.steps.items()}
-    return Noise(rows.initial.view(shape), steps)
+    steps = {step: draw.view(shape) for step, draw in noise.steps.items()}
+    return Noise(noise.initial.view(shape), steps)

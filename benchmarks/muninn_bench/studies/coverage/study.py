@@ -26,7 +26,7 @@ from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import choose_member, order_statistic, scan_members, tolerated
-from muninn.certify.units import Episodes
+from muninn.certify.units import Episodes, PlanFunction
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
 from muninn.progress import Task, bars
@@ -34,6 +34,7 @@ from muninn_bench.measure.verdicts import Criterion
 from muninn_bench.studies.coverage.report import write_report
 from muninn_bench.studies.coverage.settings import (
     CONFIDENCE,
+    EPISODE_CALLS,
     RISKS,
     SETTINGS,
     SIZES,
@@ -43,8 +44,6 @@ from muninn_bench.studies.coverage.settings import (
     Laboratory,
     Options,
     Setting,
-    block_noise,
-    drive_episode,
     next_contexts,
     start_contexts,
 )
@@ -73,13 +72,12 @@ def run_coverage(
         for place, setting in enumerate(SETTINGS):
             laboratory = Laboratory(setting, max(SIZES) + options.fresh)
             work = partial(_repeat, laboratory, options.seed, place)
-            own = _resumable(setting.name, options.repetitions, work, journal, task)
-            repetitions[setting.name] = own
+            count, name = options.repetitions, setting.name
+            repetitions[name] = _resumable(name, count, work, journal, task)
         for trial in TRIALS:
             count = max(2, options.trials // trial.calls)
-            work = partial(run_trial, trial, options.seed)
-            own = _resumable(f"verbs: {trial.name}", count, work, journal, task)
-            trials[trial.name] = own
+            work, name = partial(run_trial, trial, options.seed), f"verbs: {trial.name}"
+            trials[trial.name] = _resumable(name, count, work, journal, task)
     criteria = write_report(out, options, repetitions, trials, command)
     path.unlink()
     return criteria
@@ -155,6 +153,13 @@ def _deploy(
 # -- through the public verbs ----------------------------------------------------------------
 
 
+def drive_episode(plan: PlanFunction, seed: int) -> None:
+    """One closed-loop episode of three calls: the next context depends on the plan returned."""
+    context = start_contexts(1, torch.Generator().manual_seed(seed))
+    for _ in range(EPISODE_CALLS):
+        context = next_contexts(context, plan(context))
+
+
 def run_trial(trial: Setting, seed: int, index: int) -> dict[str, Any]:
     """Calibrate, deploy on fresh units, and compare with the bulk computation.
 
@@ -217,7 +222,7 @@ def _agrees(trial: Setting, certificate: Certificate, contexts: torch.Tensor, se
         starts = contexts[split]
         paired = PairedCalls(planner, contexts, TRIAL_UNITS, rms_step, call_seed(seed, 0))
         noises = [paired.noise(split)]
-    excess = Laboratory(trial, len(split)).excess(starts, [block_noise(one) for one in noises])
+    excess = Laboratory(trial, len(split)).excess(starts, noises)
     allowed = order_statistic(len(split), TRIAL_RISK, CONFIDENCE) - 1
     accepted, violations = scan_members(([column] for column in excess.T), len(split), allowed)
     public = [row["violations"] for row in certificate.realised if row["accepted"]]
