@@ -33,6 +33,7 @@ from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, ma
 from muninn_bench.tasks.maze2d.world import MazeWorld
 
 _CHUNK = 40
+_FIGURES = ("deviation", "estimate")
 _DRIVER = 4
 """Member that drives to the second call of an episode: the one the demo certifies."""
 _DRIVEN_FRAMES = 64
@@ -237,14 +238,14 @@ def measure(path: Path, options: Options, progress: bool) -> Deployment:
                         planner, contexts, count, rms_step, call_seed(stream, first)
                     )
                     found = [paired.measure(family.member(k), list(range(count))) for k in members]
-                stored = [
-                    np.stack([one.deviation for one in found], axis=1).tolist(),
-                    np.stack([one.estimate for one in found], axis=1).tolist(),
-                ]
+                stored = {
+                    name: np.stack([getattr(one, name) for one in found], axis=1).tolist()
+                    for name in _FIGURES
+                }
                 journal.put(key, stored)
             parts.append(stored)
             advance(count)
-        deviation, estimate = (np.concatenate(part) for part in zip(*parts, strict=True))
+        deviation, estimate = (np.concatenate([part[name] for part in parts]) for name in _FIGURES)
         return [deviation / options.tolerance, estimate]
 
     with bars(progress) as task:
