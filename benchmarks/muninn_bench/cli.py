@@ -10,9 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from muninn.errors import InputError, MuninnError
-from muninn_bench.commands import Seed, checks, command_line, console, coverage, latency, soak
+from muninn_bench.commands import (
+    Seed,
+    checks,
+    command_line,
+    console,
+    coverage,
+    latency,
+    monitor,
+    soak,
+)
 from muninn_bench.studies.closed_loop.command import fly
-from muninn_bench.studies.monitor.command import monitor
 
 app = typer.Typer(
     help="Muninn's worlds, teachers and studies; raw numbers go to results/.",

@@ -1,9 +1,10 @@
-"""The commands `muninn-bench coverage`, `latency`, `checks` and `soak`."""
+"""The commands `muninn-bench coverage`, `monitor`, `latency`, `checks` and `soak`."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from rich.console import Console
 console = Console()
 
 Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
+Smoke = Annotated[bool, typer.Option("--smoke", help="A miniature, under runs/.")]
 
 
 def command_line() -> str:
@@ -22,14 +24,29 @@ def command_line() -> str:
 
 def coverage(
     out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/coverage"),
-    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test.")] = False,
+    smoke: Smoke = False,
     seed: Seed = 0,
 ) -> None:
     """Check the certificate itself: hundreds of calibrations, each deployed on fresh calls."""
+    from muninn_bench.studies.coverage.settings import SMOKE, Options
     from muninn_bench.studies.coverage.study import run_coverage
 
-    criteria = run_coverage(out, quick=quick, seed=seed, command=command_line())
-    for criterion in criteria:
+    folder = Path("runs/coverage-smoke") if smoke else out
+    options = replace(SMOKE if smoke else Options(), seed=seed)
+    for criterion in run_coverage(folder, options, command_line()):
+        console.print(str(criterion), highlight=False)
+
+
+def monitor(
+    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/monitor"),
+    smoke: Smoke = False,
+) -> None:
+    """False alarms of the monitor, and its delay under five shifts; resumes if interrupted."""
+    from muninn_bench.studies.monitor.deployment import SMOKE, Options
+    from muninn_bench.studies.monitor.study import run_monitor
+
+    folder, options = (Path("runs/monitor-smoke"), SMOKE) if smoke else (out, Options())
+    for criterion in run_monitor(folder, options, command_line()):
         console.print(str(criterion), highlight=False)
 
 

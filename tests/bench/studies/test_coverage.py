@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,25 @@ from muninn.engines.runtime import Runtime
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray, Schedule
 from muninn_bench.studies.coverage import study as coverage
-from muninn_bench.studies.coverage.mixture import mixture_denoiser
+from muninn_bench.studies.coverage.mixture import MixtureDenoiser
 from muninn_bench.studies.coverage.settings import (
+    BOUND_UNITS,
     CONFIDENCE,
-    EPISODE_CALLS,
     RISKS,
     SETTINGS,
     SIZES,
+    SMOKE,
+    TRIAL_RISK,
+    TRIAL_UNITS,
+    TRIALS,
     Laboratory,
+    Options,
     Setting,
-    block_noise,
     next_contexts,
     start_contexts,
 )
 from muninn_bench.studies.coverage.statistics import judge, judge_trials, rank_test, summarise
-from muninn_bench.studies.coverage.study import Options, repetition, run_coverage
-from muninn_bench.studies.coverage.trials import BOUND_UNITS, RISK, TRIALS, UNITS
-from muninn_bench.studies.coverage.trials import CONFIDENCE as TRIAL_CONFIDENCE
+from muninn_bench.studies.coverage.study import repetition, run_coverage
 
 FRESH = 2000
 TINY = Options(repetitions=3, fresh=40, trials=2)
@@ -45,7 +48,7 @@ TINY = Options(repetitions=3, fresh=40, trials=2)
 @pytest.mark.parametrize("timestep", [0, 7, 19])
 def test_the_denoiser_is_the_posterior_mean_of_its_own_density(timestep: int) -> None:
     schedule = Schedule.cosine(20)
-    denoiser = mixture_denoiser(schedule).double()
+    denoiser = MixtureDenoiser(schedule).double()
     power = float(schedule.alpha_bar[timestep])
     context = start_contexts(6, torch.Generator().manual_seed(0)).double()
     x = torch.randn(6, 8, 2, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
@@ -79,9 +82,8 @@ def one_by_one(setting: Setting, starts: torch.Tensor, noises: list[Any]) -> Flo
 def test_calls_in_bulk_are_the_calls_one_by_one(setting: Setting) -> None:
     generator = torch.Generator().manual_seed(2)
     starts = start_contexts(40, generator)
-    calls = EPISODE_CALLS if setting.unit == "episode" else 1
-    noises = [setting.planner().draw_noise(40, generator=generator) for _ in range(calls)]
-    bulk = Laboratory(setting, 40).excess(starts, [block_noise(noise) for noise in noises])
+    noises = [setting.planner().draw_noise(40, generator=generator) for _ in range(setting.calls)]
+    bulk = Laboratory(setting, 40).excess(starts, noises)
     np.testing.assert_allclose(bulk, one_by_one(setting, starts, noises), rtol=2e-3, atol=2e-4)
     assert (bulk[:, 0] == 0.0).all() and (bulk[:, 1:] > 0.0).all()
 
@@ -108,8 +110,9 @@ def synthetic(generator: np.random.Generator, fresh: int = FRESH) -> FloatArray:
 def test_a_repetition_calibrates_on_the_first_units_and_measures_on_the_others() -> None:
     excess = synthetic(np.random.default_rng(0))
     entry = repetition(excess, np.random.default_rng(1))
-    assert [row[:2] for row in entry["cells"]] == [[n, risk] for n in SIZES for risk in RISKS]
-    for size, risk, marginal, realised, exact, confident, _ in entry["cells"]:
+    rows = [tuple(cell.values()) for cell in entry["cells"]]
+    assert [row[:2] for row in rows] == [(n, risk) for n in SIZES for risk in RISKS]
+    for size, risk, marginal, realised, exact, confident, _ in rows:
         for member, confidence in ((marginal, None), (confident, CONFIDENCE)):
             if order_statistic(size, risk, confidence) == 0:
                 assert member is None
@@ -141,9 +144,10 @@ REFUSES = "refuses where no certificate exists, and only there"
 def test_the_rule_passes_and_is_exact_with_random_ties(honest: list[dict[str, Any]]) -> None:
     assert all(verdicts(honest).values())
     for cell in summarise("toy", honest, FRESH):
-        if cell.marginal_order:
-            assert abs(cell.exact_mean - cell.exact_expected) < 4 * cell.exact_error
-            assert abs(cell.marginal_mean - cell.exact_expected) < 4 * cell.marginal_error + 0.011
+        if cell["marginal_order"]:
+            mean, expected = cell["marginal_mean"], cell["exact_expected"]
+            assert abs(cell["exact_mean"] - expected) < 4 * cell["exact_error"]
+            assert abs(mean - expected) < 4 * cell["marginal_error"] + 0.011
 
 
 @pytest.mark.parametrize("bolder", [2, 20])
@@ -184,14 +188,15 @@ def test_ranks_that_are_not_uniform_are_noticed(honest: list[dict[str, Any]]) ->
 
 
 def test_the_trials_split_their_units_as_announced() -> None:
-    parts = split_units(UNITS, RISK, TRIAL_CONFIDENCE, tune=False, seed=0)
-    assert (len(parts["certify"]), len(parts["bound"])) == (UNITS - BOUND_UNITS, BOUND_UNITS)
+    parts = split_units(TRIAL_UNITS, TRIAL_RISK, CONFIDENCE, tune=False, seed=0)
+    split = (len(parts["certify"]), len(parts["bound"]))
+    assert split == (TRIAL_UNITS - BOUND_UNITS, BOUND_UNITS)
 
 
 def test_trials_are_judged_on_risk_bound_and_agreement() -> None:
-    good = {"member": 3, "agreed": True, "risk": 0.05, "covered": 0.95, "evaluations": 8.0}
+    good = {"member": 3, "agreed": True, "risk": 0.05, "bound_covered": 0.95, "evaluations": 8.0}
     assert all(criterion.passed for criterion in judge_trials("toy", [good] * 40))
-    for fault in ({"risk": 0.2}, {"covered": 0.7}, {"agreed": False}):
+    for fault in ({"risk": 0.2}, {"bound_covered": 0.7}, {"agreed": False}):
         found = judge_trials("toy", [{**good, **fault}] * 40)
         assert [criterion.passed for criterion in found].count(False) == 1
 
@@ -205,7 +210,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_writes_tables_picture_and_verdicts(small: None, tmp_path: Path) -> None:
-    criteria = run_coverage(tmp_path, options=TINY, command="muninn-bench x", progress=False)
+    criteria = run_coverage(tmp_path, TINY, "muninn-bench x", progress=False)
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {
         "README.md", "coverage.png", "members.csv", "ranks.csv", "raw.csv", "summary.csv",
@@ -229,7 +234,7 @@ def test_a_run_writes_tables_picture_and_verdicts(small: None, tmp_path: Path) -
 def test_an_interrupted_run_ends_with_the_same_files(
     small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_coverage(tmp_path / "straight", options=TINY, progress=False)
+    run_coverage(tmp_path / "straight", TINY, progress=False)
     draw, left = Laboratory.draw, [4]
 
     def stopping(self: Laboratory, generator: torch.Generator) -> FloatArray:
@@ -240,10 +245,10 @@ def test_an_interrupted_run_ends_with_the_same_files(
 
     monkeypatch.setattr(Laboratory, "draw", stopping)
     with pytest.raises(KeyboardInterrupt):
-        run_coverage(tmp_path / "stopped", options=TINY, progress=False)
+        run_coverage(tmp_path / "stopped", TINY, progress=False)
     with pytest.raises(CalibrationError, match="Delete it, or resume with"):
-        run_coverage(tmp_path / "stopped", seed=1, quick=True, progress=False)
-    run_coverage(tmp_path / "stopped", options=TINY, progress=False)
+        run_coverage(tmp_path / "stopped", replace(SMOKE, seed=1), progress=False)
+    run_coverage(tmp_path / "stopped", TINY, progress=False)
     assert left[0] == 4 - 1 - 9  # nine repetitions, and the one that was interrupted
     for name in ("raw.csv", "ranks.csv", "members.csv", "trials.csv", "summary.csv", "README.md"):
         assert (tmp_path / "stopped" / name).read_bytes() == (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +12,25 @@ import pytest
 
 from muninn.model.schedule import FloatArray
 from muninn.monitor.sequential import RiskEvidence
-from muninn_bench.studies.monitor.deployment import Deployment, Options
-from muninn_bench.studies.monitor.episodes import OtherWorld, draw_episode
-from muninn_bench.studies.monitor.report import delay_summary, write_report
-from muninn_bench.studies.monitor.scenarios import SHIFTS, STATIONARY, Scenario
+from muninn_bench.studies.monitor.deployment import (
+    SHIFTS,
+    STATIONARY,
+    Deployment,
+    Options,
+    OtherWorld,
+    Scenario,
+    draw_episode,
+)
 from muninn_bench.studies.monitor.streams import (
     NEVER,
     chain_streams,
     delays,
+    detections,
+    false_alarms,
     first_alarms,
     warning_delays,
 )
-from muninn_bench.studies.monitor.study import detect, false_alarms, judge, power
+from muninn_bench.studies.monitor.study import delay_summary, judge, simulate
 from muninn_bench.tasks.maze2d.controller import ControllerConfig, make_reference
 from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
 from muninn_bench.tasks.maze2d.maze import (
@@ -51,7 +58,7 @@ def deployment(shift: float) -> Deployment:
     generator = np.random.default_rng(0)
     excess = generator.random((100, 7)) * np.linspace(0.3, 1.2, 7)
     shifts = {scenario.name: (np.full(30, shift), np.full(30, 5.0)) for scenario in SHIFTS}
-    return Deployment(3, excess[:80], excess[80:], generator.random(100), shifts)
+    return Deployment(3, excess, generator.random(100), shifts)
 
 
 def test_all_violations_alarm_after_the_count_by_hand() -> None:
@@ -63,18 +70,20 @@ def test_all_violations_alarm_after_the_count_by_hand() -> None:
 def test_delays_count_from_the_change() -> None:
     generator = np.random.default_rng(1)
     bad, good = np.array([2.0]), np.array([0.5])
-    at_once = delays(good, bad, 0, 30, 5, 0.05, 0.05, generator)
-    later = delays(good, bad, 60, 30, 5, 0.05, 0.05, generator)
+    options = Options(audits=30, streams=5)
+    at_once = delays(good, bad, 0, options, generator)
+    later = delays(good, bad, 60, options, generator)
     assert (at_once == violations_needed(0.05, 0.05)).all()
     assert (later >= at_once[0]).all() and (later < 10).all()
-    assert (delays(good, good, 5, 30, 5, 0.05, 0.05, generator) == NEVER).all()
-    assert len(delays(bad, bad, 50, 5, 5, 0.05, 0.05, generator)) == 0  # alarmed before
+    assert (delays(good, good, 5, options, generator) == NEVER).all()
+    assert len(delays(bad, bad, 50, replace(options, audits=5), generator)) == 0  # alarmed before
 
 
 def test_warnings_count_from_the_change() -> None:
     generator = np.random.default_rng(2)
     pool = generator.normal(size=100)
-    found = warning_delays(pool, pool, pool + 50.0, 10, 40, 20, 1e-4, generator)
+    options = Options(audits=40, streams=20, level=1e-4)
+    found = warning_delays(pool, pool + 50.0, 10, options, generator)
     assert (found > 0).all() and (found < 40).all()
 
 
@@ -83,23 +92,26 @@ def test_each_stream_deploys_what_its_own_calibration_chose() -> None:
     excess[:, 1] = np.arange(50) % 10 == 0  # at most the tolerance: never violates
     excess[:, 2] = 2.0
     generator = np.random.default_rng(3)
-    violated, chosen = chain_streams(excess, 100, 10, 20, 0.05, 0.95, generator)
+    options = Options(calibration=100, audits=10, streams=20)
+    violated, chosen = chain_streams(excess, options, generator)
     assert (chosen == 2).all() and not violated.any()
 
 
 def test_false_alarms_and_detections_are_judged() -> None:
     alarms = false_alarms(deployment(2.0), SMALL)
-    assert [alarm.bound for alarm in alarms] == pytest.approx([0.05, 0.1, 0.05, 0.05])
-    assert 0.03 < alarms[2].rate < 0.07
-    found = [detect(scenario, deployment(2.0), SMALL, 0) for scenario in SHIFTS]
-    assert all(one.rate == 1.0 and (one.at_once == found[0].at_once[0]).all() for one in found)
+    assert [row["bound"] for row in alarms] == pytest.approx([0.05, 0.1, 0.05, 0.05])
+    assert 0.03 < alarms[2]["violation_rate"] < 0.07
+    found = detections(deployment(2.0), SMALL)
+    first = found[0]["alarm_at_once"][0]
+    assert all(row["violation_rate"] == 1.0 for row in found)
+    assert all((row["alarm_at_once"] == first).all() for row in found)
     criteria = judge(alarms, found, SMALL)
     assert len(criteria) == 4 + 5 and all(one.passed for one in criteria[4:])
-    missed = [replace(one, at_once=np.full(9, NEVER)) for one in found]
+    missed = [row | {"alarm_at_once": np.full(9, NEVER)} for row in found]
     assert not any(one.passed for one in judge(alarms, missed, SMALL)[4:])
-    harmless = [replace(one, violations=2) for one in missed]
+    harmless = [row | {"violation_rate": 2 / 30} for row in missed]
     assert len(judge(alarms, harmless, SMALL)) == 4  # nothing to detect
-    loud = [replace(one, alarms=np.ones_like(one.alarms)) for one in alarms]
+    loud = [row | {"alarm_share": 1.0} for row in alarms]
     assert not any(one.passed for one in judge(loud, harmless, SMALL))
 
 
@@ -109,12 +121,7 @@ def test_delays_of_streams_that_were_never_found() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    own = deployment(0.5)
-    alarms = false_alarms(own, SMALL)
-    found = [detect(scenario, own, SMALL, place) for place, scenario in enumerate(SHIFTS)]
-    rates = power(own, SMALL)
-    criteria = judge(alarms, found, SMALL)
-    write_report(tmp_path, asdict(SMALL), own, alarms, found, rates, criteria, "cmd")
+    simulate(tmp_path, deployment(0.5), SMALL, "cmd")
     result = json.loads((tmp_path / "result.json").read_text())
     assert [entry["name"] for entry in result["shifts"]] == [one.name for one in SHIFTS]
     assert result["shifts"][0]["violation_rate"] == 0.0

@@ -17,20 +17,16 @@ from muninn.model.solvers import ddim, ddpm
 
 HORIZON, DIM = 8, 2
 STEPS = 20
-ROUTES = 4
 
 
 class MixtureDenoiser(nn.Module):
     """Predicts ``E[x0 | x_t]`` for ``x0 = bend(context) + route``, the route from a mixture.
 
-    Works on states (batch, ..., horizon, dim) with contexts (batch, ..., dim), so that many calls
-    may also be laid out as one row.
+    Four routes start together and fan out. Works on states (batch, ..., horizon, dim) with
+    contexts (batch, ..., dim), so that many calls may also be laid out as one row.
 
     Args:
         schedule: tells signal and noise of each timestep.
-        means: of the routes, (components, horizon, dim).
-        deviations: per component, (components,).
-        weights: of the components, (components,).
     """
 
     alpha_bar: Tensor
@@ -39,16 +35,18 @@ class MixtureDenoiser(nn.Module):
     log_weights: Tensor
     basis: Tensor
 
-    def __init__(
-        self, schedule: Schedule, means: Tensor, deviations: Tensor, weights: Tensor
-    ) -> None:
+    def __init__(self, schedule: Schedule) -> None:
         super().__init__()
+        ends = torch.tensor([[1.0, 0.3], [0.6, 0.9], [-0.4, 0.8], [-0.9, -0.2]])
+        ramp = torch.linspace(0.0, 1.0, HORIZON)
+        generator = torch.Generator().manual_seed(0)
+        wiggle = 0.15 * torch.randn(len(ends), HORIZON, DIM, generator=generator)
+        means = ends[:, None] * ramp[None, :, None] + wiggle
         self.register_buffer("alpha_bar", torch.tensor(schedule.alpha_bar))
         self.register_buffer("means", means.flatten(1))
-        self.register_buffer("variances", deviations**2)
-        self.register_buffer("log_weights", weights.log())
-        ramp = torch.linspace(0.0, 1.0, means.shape[1])
-        self.register_buffer("basis", torch.kron(ramp, torch.eye(means.shape[2])))
+        self.register_buffer("variances", torch.tensor([0.10, 0.16, 0.12, 0.22]) ** 2)
+        self.register_buffer("log_weights", torch.tensor([0.35, 0.25, 0.25, 0.15]).log())
+        self.register_buffer("basis", torch.kron(ramp, torch.eye(DIM)))
 
     def forward(self, x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
         """The exact posterior mean, of the shape of ``x``."""
@@ -74,18 +72,6 @@ class MixtureDenoiser(nn.Module):
         return (route + bend).view(x.shape)
 
 
-def mixture_denoiser(schedule: Schedule, *, seed: int = 0) -> MixtureDenoiser:
-    """Four routes that start together and fan out."""
-    generator = torch.Generator().manual_seed(seed)
-    ends = torch.tensor([[1.0, 0.3], [0.6, 0.9], [-0.4, 0.8], [-0.9, -0.2]])
-    ramp = torch.linspace(0.0, 1.0, HORIZON)[None, :, None]
-    wiggle = 0.15 * torch.randn(ROUTES, HORIZON, DIM, generator=generator)
-    deviations = torch.tensor([0.10, 0.16, 0.12, 0.22])
-    weights = torch.tensor([0.35, 0.25, 0.25, 0.15])
-    means = ends[:, None] * ramp + wiggle
-    return MixtureDenoiser(schedule, means, deviations, weights).eval()
-
-
 def mixture_planner(
     sampler_name: str, calls_per_row: int | None = None, *, steps: int = STEPS
 ) -> Planner:
@@ -102,4 +88,4 @@ def mixture_planner(
     build = {"ddim": ddim, "ddpm": ddpm}[sampler_name]
     sampler: Sampler = build(schedule, kind="sample")
     shape = (HORIZON, DIM) if calls_per_row is None else (calls_per_row, HORIZON, DIM)
-    return Planner(mixture_denoiser(schedule), sampler, shape)
+    return Planner(MixtureDenoiser(schedule).eval(), sampler, shape)

@@ -1,220 +1,224 @@
-"""Files of the coverage benchmark: raw tables, summary, picture and a README with the verdicts."""
+"""Files of the coverage study: raw tables, summary, picture and a README with the verdicts."""
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from muninn.certify.certificate import library_versions
-from muninn_bench.studies.coverage.plot import plot_coverage
-from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SETTINGS, SIZES
+from muninn.files import write_whole
+from muninn_bench.measure.verdicts import Criterion, share_limit, verdicts
+from muninn_bench.report.style import save, subplots
+from muninn_bench.report.table import markdown, write_csv
+from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SETTINGS, SIZES, Options
 from muninn_bench.studies.coverage.statistics import (
-    Cell,
-    Criterion,
-    Repetitions,
+    DELTA,
+    EXCEEDS,
+    Row,
     judge,
     judge_trials,
+    rank_test,
     summarise,
     true_risks,
 )
 
-_RAW = (
-    "setting", "repetition", "size", "alpha", "marginal_member", "marginal_risk",
-    "randomised_risk", "confident_member", "confident_risk",
-)  # fmt: skip
+_COLOURS = ("#c2570c", "#2b6cb0", "#1a202c")  # of the sizes
+_TITLES = ("DDIM, calls", "DDPM, calls", "DDIM, closed-loop episodes")
+_LINE = {"color": "0.3", "linewidth": 1, "linestyle": "--"}
 
 
 def write_report(
     out: Path,
-    options: dict[str, Any],
-    repetitions: dict[str, Repetitions],
-    trials: dict[str, list[dict[str, Any]]],
+    options: Options,
+    repetitions: dict[str, list[Row]],
+    trials: dict[str, list[Row]],
     command: str,
 ) -> list[Criterion]:
     """Write everything into ``out``; the verdicts, as in its README."""
-    out.mkdir(parents=True, exist_ok=True)
-    fresh = options["fresh"]
-    cells = {name: summarise(name, entries, fresh) for name, entries in repetitions.items()}
-    criteria = [
-        verdict for name in cells for verdict in judge(name, cells[name], repetitions[name])
-    ]
+    cells = {name: summarise(name, own, options.fresh) for name, own in repetitions.items()}
+    criteria = [one for name in cells for one in judge(name, cells[name], repetitions[name])]
+    criteria += [one for name, own in trials.items() for one in judge_trials(name, own)]
+    tables: dict[str, list[Row]] = {"raw": [], "ranks": [], "members": [], "trials": []}
+    for name, entries in repetitions.items():
+        for index, entry in enumerate(entries):
+            head = {"setting": name, "repetition": index}
+            ranks = zip(SIZES, entry["ranks"], strict=True)
+            tables["raw"] += [head | cell for cell in entry["cells"]]
+            tables["ranks"].append(head | {f"rank_of_{size + 1}": rank for size, rank in ranks})
+    curves = []
+    for setting in SETTINGS:
+        evaluations = [len(setting.planner().sampler), *map(len, setting.anchors)]
+        alone, running = true_risks(repetitions[setting.name], options.fresh)
+        names = ("evaluations", "true_risk", "true_risk_member_or_before")
+        for member, row in enumerate(zip(evaluations, alone, running, strict=True)):
+            head = {"setting": setting.name, "member": member}
+            tables["members"].append(head | dict(zip(names, row, strict=True)))
+        curves.append([setting.name, *(f"{risk:.4f}" for risk in alone)])
+        curves.append([f"{setting.name}, or any before", *(f"{risk:.4f}" for risk in running)])
     for name, entries in trials.items():
-        criteria += judge_trials(name, entries)
-    _table(out / "raw.csv", _RAW, _raw_rows(repetitions))
-    _table(
-        out / "ranks.csv",
-        ("setting", "repetition", *(f"rank_of_{size + 1}" for size in SIZES)),
-        (
-            (name, index, *entry["ranks"])
-            for name, entries in repetitions.items()
-            for index, entry in enumerate(entries)
-        ),
-    )
-    _table(
-        out / "members.csv",
-        ("setting", "member", "evaluations", "true_risk", "true_risk_member_or_before"),
-        _member_rows(repetitions, fresh),
-    )
-    _table(
-        out / "trials.csv",
-        ("trial", "index", "member", "agreed", "risk", "bound_covered", "evaluations"),
-        (
-            (name, index, *(_plain(value) for value in entry.values()))
-            for name, entries in trials.items()
-            for index, entry in enumerate(entries)
-        ),
-    )
-    summary = [asdict(cell) for own in cells.values() for cell in own]
-    _table(
-        out / "summary.csv",
-        tuple(summary[0]),
-        (tuple(_plain(value) for value in row.values()) for row in summary),
-    )
-    plot_coverage(out / "coverage.png", cells, repetitions)
-    (out / "README.md").write_text(_readme(options, cells, criteria, repetitions, trials, command))
+        tables["trials"] += [{"trial": name, "index": k} | row for k, row in enumerate(entries)]
+    tables["summary"] = [row for own in cells.values() for row in own]
+    for name, rows in tables.items():
+        write_csv(out / f"{name}.csv", [{key: _plain(row[key]) for key in row} for row in rows])
+    _plot(out / "coverage.png", cells, repetitions)
+    versions, pooled = library_versions(), options.repetitions * options.fresh
+    places = asdict(options) | {
+        "command": command,
+        "torch": versions["torch"],
+        "python": versions["python"],
+        "verdicts": verdicts(criteria),
+        "confidence": CONFIDENCE,
+        "marginal": _grid(tables["summary"], "marginal", _MARGINAL),
+        "confident": _grid(tables["summary"], "confident", _CONFIDENT),
+        "pooled": pooled,
+        "error": math.sqrt(0.1 * 0.9 / pooled),
+        "curves": markdown(["setting", *(f"k = {k}" for k in range(len(alone)))], curves),
+        "counts": ", ".join(f"{len(entries)} {name}" for name, entries in trials.items()),
+    }
+    write_whole(out / "README.md", "\n\n".join(_PAGE).format(**places) + "\n")
     return criteria
 
 
 def _plain(value: Any) -> Any:
-    """Six significant digits, and nothing where there is nothing."""
-    if isinstance(value, float):
-        return "" if math.isnan(value) else float(f"{value:.6g}")
-    return value
+    """A float with six significant digits, NaN as None."""
+    if not isinstance(value, float):
+        return value
+    return None if math.isnan(value) else float(f"{value:.6g}")
 
 
-def _table(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
+def _grid(cells: list[Row], kind: str, text: str) -> str:
+    """Settings and sizes down, risks across."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        row = rows.setdefault((cell["setting"], str(cell["size"])), [])
+        row.append(text.format(**cell) if cell[f"{kind}_order"] else "refused")
+    headings = ["setting", "n", *(f"alpha = {risk:g}" for risk in RISKS)]
+    return markdown(headings, [[*head, *row] for head, row in rows.items()])
 
 
-def _raw_rows(repetitions: dict[str, Repetitions]) -> Iterable[Sequence[Any]]:
-    for name, entries in repetitions.items():
-        for index, entry in enumerate(entries):
-            for row in entry["cells"]:
-                yield name, index, *(_plain(value) for value in row)
+def _plot(path: Path, cells: dict[str, list[Row]], repetitions: dict[str, list[Row]]) -> None:
+    """Three rows: marginal risk, confident exceedance, ranks; one column per setting."""
+    figure, axes = subplots(3, len(SETTINGS), 12, 10.5, sharey="row")
+    for column, setting in enumerate(SETTINGS):
+        _marginal(axes[0][column], cells[setting.name])
+        count = len(repetitions[setting.name])
+        _confident(axes[1][column], cells[setting.name], share_limit(DELTA, count))
+        _ranks(axes[2][column], repetitions[setting.name])
+        axes[0][column].set_title(_TITLES[column], fontweight="bold")
+        for axis in axes[:, column]:
+            axis.grid(axis="y", alpha=0.3)
+    axes[0][0].set_ylabel("marginal certificate:\nmean realised risk / alpha")
+    axes[1][0].set_ylabel("confident certificate:\nshare of repetitions over alpha")
+    axes[2][0].set_ylabel("rank of a new unit:\ncount / count expected if uniform")
+    axes[0][0].legend(loc="upper center", fontsize=8, ncols=2)
+    axes[1][0].legend(loc="upper center", fontsize=8)
+    axes[2][0].legend(loc="lower left", fontsize=8)
+    save(figure, path)
 
 
-def _member_rows(repetitions: dict[str, Repetitions], fresh: int) -> Iterable[Sequence[Any]]:
-    for setting in SETTINGS:
-        risks, running = true_risks(repetitions[setting.name], fresh)
-        full = len(setting.planner().sampler)
-        spent = [full, *(len(anchors) for anchors in setting.anchors)]
-        for member, evaluations in enumerate(spent):
-            yield (
-                setting.name, member, evaluations, _plain(float(risks[member])),
-                _plain(float(running[member])),
-            )  # fmt: skip
+def _by_size(
+    axis: Any, cells: list[Row], kind: str, height: float
+) -> Iterator[tuple[int, str, list[float], list[Row]]]:
+    """Sizes with colours, places and certified cells; "refused" at ``height`` for the others.
+
+    Risks are groups, in which sizes stand side by side.
+    """
+    for place, (size, colour) in enumerate(zip(SIZES, _COLOURS, strict=True)):
+        own = {RISKS.index(c["risk"]) + 0.24 * (place - 1): c for c in cells if c["size"] == size}
+        certified = {at: cell for at, cell in own.items() if cell[f"{kind}_order"]}
+        for at in own.keys() - certified.keys():
+            axis.text(at, height, "refused", rotation=90, ha="center", fontsize=8, color=colour)
+        yield size, colour, list(certified), list(certified.values())
+    axis.set_xticks(range(len(RISKS)), [f"{risk:g}" for risk in RISKS])
+    axis.set(xlim=(-0.5, len(RISKS) - 0.5), xlabel="promised risk alpha")
 
 
-# -- the README ------------------------------------------------------------------------------
-
-
-def _readme(
-    options: dict[str, Any],
-    cells: dict[str, list[Cell]],
-    criteria: list[Criterion],
-    repetitions: dict[str, Repetitions],
-    trials: dict[str, list[dict[str, Any]]],
-    command: str,
-) -> str:
-    failed = sum(not criterion.passed for criterion in criteria)
-    counts = ", ".join(f"{len(entries)} {name}" for name, entries in trials.items())
-    versions = library_versions()
-    sections = [
-        "# Coverage of the certificate",
-        f"Made by `{command}` (seed {options['seed']}; torch {versions['torch']}, Python "
-        f"{versions['python']}). The planner is a Gaussian mixture with its exact posterior mean "
-        "(`muninn_bench.studies.coverage.mixture`): 8 x 2 trajectories, 20 steps, a frozen family of nine members. "
-        f"{options['repetitions']} independent repetitions per setting; each calibrates on n fresh "
-        f"units and measures the certified member on {options['fresh']:,} further ones. Sizes and "
-        "risks of one repetition share their draws; repetitions share nothing.",
-        "![coverage](coverage.png)",
-        f"## Verdicts: {len(criteria) - failed} pass, {failed} fail",
-        "```\n" + "\n".join(str(criterion) for criterion in criteria) + "\n```",
-        "## Marginal certificate",
-        "Mean realised risk ± its standard error (standard deviation over repetitions by the root "
-        "of their number: it holds the noise of the calibration draw and that of the fresh units). "
-        "In brackets the mean with random tie-breaking and the value it must have, order / "
-        "(n + 1). The certificate stays below alpha for two reasons: few members mean many ties, "
-        "and a call that leaves the tolerance at one member and is back at the next counts as a "
-        "violation. "
-        "With random tie-breaking, and counting such calls, nothing is given away.",
-        _grid(cells, _marginal_text),
-        f"## Confident certificate (confidence {CONFIDENCE:g})",
-        "Share of repetitions whose risk exceeds alpha: by the true risk of the certified member / "
-        "as measured on the repetition's own fresh units / by the true risk of the member or any "
-        "before it. The promise is about the first, the proof bounds the third, and the second is "
-        "what a user could measure. It is the first plus sampling noise: a member just below alpha "
-        "is measured above it in almost half of its repetitions, and one just above is measured "
-        "below, so that the second share can lie on either side of the first. All three are held "
-        "against the same limit. True risks are pooled over all fresh units of all repetitions "
-        f"({options['repetitions'] * options['fresh']:,} per setting; standard error "
-        f"{_pooled_error(options):.1g} at a risk of 0.1).",
-        _grid(cells, _confident_text),
-        "## True risk of the members",
-        "Tolerances were set beforehand, on other draws, so that the curves cross every alpha, "
-        "with members close above several of them. The last DDPM member was replaced after a first "
-        "full run, which also passed, because its own risk ended at 0.17; nothing else changed.",
-        _members_text(repetitions, options["fresh"]),
-        "## Through the public verbs",
-        f"`muninn.calibrate` and `muninn.cache` at alpha = 0.1 with 118 units, of which 100 "
-        f"certify ({counts} trials). The static ones are computed twice, call by call and in bulk, "
-        "and must agree on every count. The per-call bound is checked here too.",
-        "## Files",
-        "`summary.csv` the cells above; `raw.csv` every repetition, size and risk (empty: "
-        "refused); `ranks.csv` rank of one new unit among n + 1; `members.csv` pooled risks; "
-        "`trials.csv` the public verbs.",
-    ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _pooled_error(options: dict[str, Any]) -> float:
-    return math.sqrt(0.1 * 0.9 / (options["repetitions"] * options["fresh"]))
-
-
-def _grid(cells: dict[str, list[Cell]], text: Any) -> str:
-    lines = [
-        "| setting | n | " + " | ".join(f"alpha = {risk:g}" for risk in RISKS) + " |",
-        "|---|---|" + "---|" * len(RISKS),
-    ]
-    for name, own in cells.items():
-        for size in SIZES:
-            row = [text(cell) for cell in own if cell.size == size]
-            lines.append(f"| {name} | {size} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
-
-
-def _marginal_text(cell: Cell) -> str:
-    if cell.marginal_order == 0:
-        return "refused"
-    return (
-        f"{cell.marginal_mean:.4f} ± {cell.marginal_error:.4f} "
-        f"({cell.exact_mean:.4f}, {cell.exact_expected:.4f})"
-    )
-
-
-def _confident_text(cell: Cell) -> str:
-    if cell.confident_order == 0:
-        return "refused"
-    return f"{cell.exceeds_true:.3f} / {cell.exceeds_measured:.3f} / {cell.exceeds_running:.3f}"
-
-
-def _members_text(repetitions: dict[str, Repetitions], fresh: int) -> str:
-    members = len(SETTINGS[0].anchors) + 1
-    lines = [
-        "| setting | " + " | ".join(f"k = {member}" for member in range(members)) + " |",
-        "|---|" + "---|" * members,
-    ]
-    for name, entries in repetitions.items():
-        risks, running = true_risks(entries, fresh)
-        lines.append(f"| {name} | " + " | ".join(f"{risk:.4f}" for risk in risks) + " |")
-        lines.append(
-            f"| {name}, or any before | " + " | ".join(f"{risk:.4f}" for risk in running) + " |"
+def _marginal(axis: Any, cells: list[Row]) -> None:
+    axis.axhline(1.0, **_LINE, label="promised: at most 1")
+    for size, colour, places, own in _by_size(axis, cells, "marginal", 0.04):
+        mean, error, exact = (
+            np.array([cell[name] / cell["risk"] for cell in own])
+            for name in ("marginal_mean", "marginal_error", "exact_mean")
         )
-    return "\n".join(lines)
+        style = {"fmt": "o", "capsize": 3, "color": colour}
+        axis.errorbar(places, mean, yerr=3 * error, label=f"n = {size} ± 3 s.e.", **style)
+        label = "with random tie-breaking" if size == SIZES[-1] else None
+        axis.scatter(places, exact, marker="_", s=90, color=colour, label=label)
+    axis.set_ylim(0, 1.5)
+
+
+def _confident(axis: Any, cells: list[Row], limit: float) -> None:
+    axis.axhline(DELTA, **_LINE, label="promised: at most 0.05")
+    axis.axhline(limit, **_LINE | {"linestyle": ":"}, label="+ 3 s.e.")
+    for size, colour, places, own in _by_size(axis, cells, "confident", 0.006):
+        for (name, label), marker in zip(reversed(EXCEEDS.items()), "^ox", strict=True):
+            fill = colour if marker == "x" else "none"
+            style = {"marker": marker, "s": 34, "color": colour, "facecolors": fill}
+            shown = label if size == SIZES[-1] else None
+            axis.scatter(places, [cell[name] for cell in own], label=shown, **style)
+    axis.set_ylim(-0.004, 0.13)
+
+
+def _ranks(axis: Any, repetitions: list[Row]) -> None:
+    for place, (size, colour) in enumerate(zip(SIZES, _COLOURS, strict=True)):
+        counts, expected, p_value = rank_test(repetitions, size)
+        centres = (np.arange(len(counts)) + 0.5 + 0.2 * (place - 1)) / len(counts)
+        axis.scatter(centres, counts / expected, s=16, color=colour)
+        text, style = f"n = {size}: chi-square p = {p_value:.3f}", {"va": "top", "fontsize": 8}
+        axis.text(0.02, 0.97 - 0.07 * place, text, transform=axis.transAxes, color=colour, **style)
+    spread = 2.0 / float(np.sqrt(expected.min()))  # of the largest size
+    label = "uniform ± 2 s.d. of a count"
+    axis.axhspan(1 - spread, 1 + spread, color="0.9", zorder=0, label=label)
+    axis.axhline(1.0, **_LINE)
+    axis.set(ylim=(0, 2.4), xlabel="rank / (n + 1)")
+
+
+_MARGINAL = "{marginal_mean:.4f} ± {marginal_error:.4f} ({exact_mean:.4f}, {exact_expected:.4f})"
+_CONFIDENT = "{exceeds_true:.3f} / {exceeds_measured:.3f} / {exceeds_running:.3f}"
+_PAGE = (
+    "# Coverage of the certificate",
+    "Made by `{command}` (seed {seed}; torch {torch}, Python {python}). The planner is a Gaussian "
+    "mixture with its exact posterior mean (`muninn_bench.studies.coverage.mixture`): 8 x 2 "
+    "trajectories, 20 steps, a frozen family of nine members. {repetitions} independent "
+    "repetitions per setting; each calibrates on n fresh units and measures the certified member "
+    "on {fresh:,} further ones. Sizes and risks of one repetition share their draws; repetitions "
+    "share nothing.",
+    "![coverage](coverage.png)",
+    "{verdicts}",
+    "## Marginal certificate",
+    "Mean realised risk ± its standard error (standard deviation over repetitions by the root of "
+    "their number: it holds the noise of the calibration draw and that of the fresh units). In "
+    "brackets the mean with random tie-breaking and the value it must have, order / (n + 1). The "
+    "certificate stays below alpha for two reasons: few members mean many ties, and a call that "
+    "leaves the tolerance at one member and is back at the next counts as a violation. With random "
+    "tie-breaking, and counting such calls, nothing is given away.",
+    "{marginal}",
+    "## Confident certificate (confidence {confidence:g})",
+    "Share of repetitions whose risk exceeds alpha: by the true risk of the certified member / as "
+    "measured on the repetition's own fresh units / by the true risk of the member or any before "
+    "it. The promise is about the first, the proof bounds the third, and the second is what a user "
+    "could measure. It is the first plus sampling noise: a member just below alpha is measured "
+    "above it in almost half of its repetitions, and one just above is measured below, so that the "
+    "second share can lie on either side of the first. All three are held against the same limit. "
+    "True risks are pooled over all fresh units of all repetitions ({pooled:,} per setting; "
+    "standard error {error:.1g} at a risk of 0.1).",
+    "{confident}",
+    "## True risk of the members",
+    "Tolerances were set beforehand, on other draws, so that the curves cross every alpha, with "
+    "members close above several of them. The last DDPM member was replaced after a first full "
+    "run, which also passed, because its own risk ended at 0.17; nothing else changed.",
+    "{curves}",
+    "## Through the public verbs",
+    "`muninn.calibrate` and `muninn.cache` at alpha = 0.1 with 118 units, of which 100 certify "
+    "({counts} trials). The static ones are computed twice, call by call and in bulk, and must "
+    "agree on every count. The per-call bound is checked here too.",
+    "## Files",
+    "`summary.csv` the cells above; `raw.csv` every repetition, size and risk (empty: refused); "
+    "`ranks.csv` rank of one new unit among n + 1; `members.csv` pooled risks; `trials.csv` the "
+    "public verbs.",
+)

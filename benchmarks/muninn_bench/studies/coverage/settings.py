@@ -1,4 +1,4 @@
-"""What the coverage benchmark calibrates: samplers, units, frozen families, and their draws.
+"""What the coverage study calibrates: samplers, units, frozen families, and their draws.
 
 A setting draws units (calls or closed-loop episodes) in bulk and measures each under every member
 of its family, paired with full compute. Calls are laid out as one row of the planner, so the real
@@ -9,7 +9,7 @@ depends on its neighbours.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,24 +17,54 @@ import torch
 from torch import Tensor
 
 from muninn.certify.metrics import rms_step
-from muninn.certify.units import PlanFunction, UnitName
+from muninn.certify.units import UnitName
 from muninn.engines.runtime import Runtime
+from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.forecast import Forecast
-from muninn.programs.plan import Everywhere, Family, Static
+from muninn.programs.plan import Adaptive, Everywhere, Family, Plan, Static
 from muninn_bench.studies.coverage.mixture import DIM, HORIZON, mixture_planner
 
 SIZES = (40, 100, 400)
 RISKS = (0.02, 0.05, 0.1, 0.2)
 CONFIDENCE = 0.95
 EPISODE_CALLS = 3
+TRIAL_RISK, TRIAL_UNITS, BOUND_UNITS = 0.1, 118, 18
+"""Of a trial through the public verbs: risk, units, and those of them that serve the bound."""
 _EXECUTED = 4  # steps of a plan that are executed before planning again
 
 
 @dataclass(frozen=True)
+class Options:
+    """How much is run.
+
+    Attributes:
+        repetitions: calibrate-then-deploy repetitions of each setting.
+        fresh: new units on which each repetition measures its realised risk.
+        trials: repetitions through the public verbs; the slow closed-loop ones run a third.
+        seed: of everything.
+    """
+
+    repetitions: int = 500
+    fresh: int = 5000
+    trials: int = 90
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.repetitions, self.fresh, self.trials) < 2 or self.seed < 0:
+            raise InputError(
+                "coverage needs at least 2 repetitions, 2 fresh units, 2 trials and a seed of at "
+                f"least 0; got {self}"
+            )
+
+
+SMOKE = Options(repetitions=30, fresh=1000, trials=6)
+
+
+@dataclass(frozen=True)
 class Setting:
-    """One world of the benchmark.
+    """One world of the study.
 
     Attributes:
         name: in file names and tables.
@@ -43,6 +73,7 @@ class Setting:
         order: of the forecast, in x0, with look-back.
         anchors: of the members after full compute, conservative first.
         tolerance: rms per time step.
+        adaptive: an adaptive family instead of the static one; bulk draws cannot run it.
     """
 
     name: str
@@ -51,12 +82,21 @@ class Setting:
     order: int
     anchors: tuple[tuple[int, ...], ...]
     tolerance: float
+    adaptive: bool = False
+
+    @property
+    def calls(self) -> int:
+        """Calls of one unit."""
+        return EPISODE_CALLS if self.unit == "episode" else 1
 
     @property
     def family(self) -> Family:
         """The frozen family, full compute first."""
-        plans = tuple(Static(anchors) for anchors in self.anchors)
-        return Family(Forecast("sample", self.order), (Everywhere(), *plans), "static")
+        plans: list[Plan] = [Static(anchors) for anchors in self.anchors]
+        if self.adaptive:
+            plans = [Adaptive(threshold, dense=2) for threshold in _THRESHOLDS]
+        name = "adaptive" if self.adaptive else "static"
+        return Family(Forecast("sample", self.order), (Everywhere(), *plans), name)
 
     def planner(self, calls_per_row: int | None = None) -> Planner:
         """The planner, for single calls or for many calls in a row."""
@@ -83,12 +123,15 @@ _DDPM_ANCHORS = (
     (0, 3, 6, 10, 13, 16, 19),
     (0, 7, 13, 19),
 )
+_THRESHOLDS = (0.006, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
 # Tolerances were set on other draws, so that the risks of each family cross every alpha.
 SETTINGS = (
     Setting("ddim-call", "ddim", "call", 1, _DDIM_ANCHORS, 0.049),
     Setting("ddpm-call", "ddpm", "call", 0, _DDPM_ANCHORS, 0.38),
     Setting("ddim-episode", "ddim", "episode", 1, _DDIM_ANCHORS, 0.064),
 )
+TRIALS = (*SETTINGS, replace(SETTINGS[0], name="ddim-call-adaptive", adaptive=True))
+"""What goes through the public verbs."""
 
 
 def start_contexts(count: int, generator: torch.Generator) -> Tensor:
@@ -101,24 +144,11 @@ def next_contexts(context: Tensor, trajectory: Tensor) -> Tensor:
     return 0.6 * context + 0.6 * trajectory[..., _EXECUTED, :]
 
 
-def drive_episode(plan: PlanFunction, seed: int) -> None:
-    """One closed-loop episode of three calls: the next context depends on the plan returned."""
-    context = start_contexts(1, torch.Generator().manual_seed(seed))
-    for _ in range(EPISODE_CALLS):
-        context = next_contexts(context, plan(context))
-
-
 class Laboratory:
-    """Measures blocks of units of a setting under all members of its family.
-
-    Args:
-        setting: what is measured.
-        units: units per block; memory is the only limit.
-    """
+    """Measures blocks of ``units`` units of a setting under all members of its family."""
 
     def __init__(self, setting: Setting, units: int) -> None:
-        self.setting = setting
-        self.units = units
+        self.setting, self.units = setting, units
         self.planner = setting.planner(units)
         family = setting.family
         self._members = [Runtime(self.planner, family.member(k)) for k in range(1, len(family))]
@@ -126,36 +156,31 @@ class Laboratory:
     def draw(self, generator: torch.Generator) -> FloatArray:
         """Excess (units, members) of fresh units."""
         starts = start_contexts(self.units, generator)
-        calls = EPISODE_CALLS if self.setting.unit == "episode" else 1
-        noises = [self.planner.draw_noise(1, generator=generator) for _ in range(calls)]
-        return self.excess(starts, noises)
+        calls = range(self.setting.calls)
+        return self.excess(starts, [self.planner.draw_noise(1, generator=generator) for _ in calls])
 
     def excess(self, starts: Tensor, noises: Sequence[Noise]) -> FloatArray:
         """Worst deviation over tolerance (units, members), member 0 being full compute.
 
         Args:
             starts: contexts of the first calls, (units, 2).
-            noises: of the calls of each unit, in the layout of the block planner.
+            noises: of the calls of each unit, laid out as (units, 8, 2) or (1, units, 8, 2).
         """
         excess = np.zeros((self.units, len(self._members) + 1))
-        first = starts[None]
-        full = self.planner.sample(first, noise=noises[0])
+        noises = [_block(noise) for noise in noises]
+        full = self.planner.sample(starts[None], noise=noises[0])
         for member, runtime in enumerate(self._members, start=1):
-            context, truth = first, full
-            worst = np.zeros(self.units)
+            context, truth, worst = starts[None], full, excess[:, member]
             for call, noise in enumerate(noises):
                 if call:
                     truth = self.planner.sample(context, noise=noise)
                 trajectory, _ = runtime(context, noise=noise)
                 np.maximum(worst, rms_step(truth[0], trajectory[0]).numpy(), out=worst)
                 context = next_contexts(context, trajectory)
-            excess[:, member] = worst / self.setting.tolerance
-        return excess
+        return excess / self.setting.tolerance
 
 
-def block_noise(rows: Noise) -> Noise:
-    """The noise of single calls (calls, 8, 2) in the layout of the block planner."""
+def _block(noise: Noise) -> Noise:
     shape = (1, -1, HORIZON, DIM)
-    return Noise(
-        rows.initial.view(shape), {step: draw.view(shape) for step, draw in rows.steps.items()}
-    )
+    steps = {step: draw.view(shape) for step, draw in noise.steps.items()}
+    return Noise(noise.initial.view(shape), steps)

@@ -1,122 +1,85 @@
 """Does the promise hold? Hundreds of calibrate-then-deploy repetitions on an analytic planner.
 
 Every repetition draws fresh calibration units, lets the real certification code choose a member
-(:func:`muninn.certify.risk.choose_member`, the scan that :func:`muninn.calibrate` runs), and measures that
-member on thousands of units that were never seen. A second, smaller part goes through the public
-verbs (:mod:`muninn_bench.studies.coverage.trials`).
+(:func:`muninn.certify.risk.choose_member`, the scan that :func:`muninn.calibrate` runs), and
+measures that member on thousands of units that were never seen. A second part, slower and
+therefore smaller, goes through the front door: ``muninn.calibrate``, then ``muninn.cache``. It
+computes its calibration units once more in bulk and checks that both ways agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from muninn.certify.certificate import library_versions
+from muninn.certify.cached import CachedPlanner, cache
+from muninn.certify.calibrate import calibrate, split_units
+from muninn.certify.certificate import Certificate, library_versions
 from muninn.certify.journal import Journal
-from muninn.certify.paired import call_seed
-from muninn.certify.risk import choose_member, order_statistic, tolerated
-from muninn.errors import CalibrationError, InputError
+from muninn.certify.metrics import rms_step
+from muninn.certify.paired import PairedCalls, call_seed
+from muninn.certify.risk import choose_member, order_statistic, scan_members, tolerated
+from muninn.certify.units import Episodes, PlanFunction
+from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
 from muninn.progress import Task, bars
+from muninn_bench.measure.verdicts import Criterion
 from muninn_bench.studies.coverage.report import write_report
 from muninn_bench.studies.coverage.settings import (
     CONFIDENCE,
+    EPISODE_CALLS,
     RISKS,
     SETTINGS,
     SIZES,
+    TRIAL_RISK,
+    TRIAL_UNITS,
+    TRIALS,
     Laboratory,
+    Options,
     Setting,
+    next_contexts,
+    start_contexts,
 )
-from muninn_bench.studies.coverage.statistics import Criterion
-from muninn_bench.studies.coverage.trials import TRIALS, run_trial
 
-
-@dataclass(frozen=True)
-class Options:
-    """How much is run.
-
-    Attributes:
-        repetitions: calibrate-then-deploy repetitions of each setting.
-        fresh: new units on which each repetition measures its realised risk.
-        trials: repetitions through the public verbs; the slow closed-loop ones run a third.
-        seed: of everything.
-    """
-
-    repetitions: int = 500
-    fresh: int = 5000
-    trials: int = 90
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.repetitions, self.fresh, self.trials) < 2 or self.seed < 0:
-            raise InputError(
-                "coverage needs at least 2 repetitions, 2 fresh units, 2 trials and a seed of at "
-                f"least 0; got {self}"
-            )
-
-
-QUICK = Options(repetitions=30, fresh=1000, trials=6)
+_FRESH = 2000  # new units on which a trial measures risk and the per-call bound
+_BATCH = 128
 
 
 def run_coverage(
-    out: str | Path = "results/coverage",
-    *,
-    quick: bool = False,
-    seed: int = 0,
-    options: Options | None = None,
-    command: str = "muninn-bench coverage",
-    progress: bool = True,
+    out: Path, options: Options, command: str = "muninn-bench coverage", progress: bool = True
 ) -> list[Criterion]:
-    """Run the benchmark and write its tables, picture and verdicts to ``out``.
+    """Run the study and write tables, picture and verdicts to ``out``; the verdicts.
 
     An interrupted run started again with the same options goes on where it stopped.
-
-    Args:
-        out: folder of the results.
-        quick: a miniature that takes under a minute; its verdicts have little power.
-        seed: of everything.
-        options: how much to run exactly, instead of ``quick`` and ``seed``.
-        command: what to name in the README as the command behind the files.
-        progress: show progress bars.
-
-    Returns:
-        The criteria with their verdicts, as printed in ``README.md``.
     """
-    options = options or replace(QUICK if quick else Options(), seed=seed)
-    out = Path(out)
-    journal_path = out / "progress.jsonl"
-    journal = Journal(
-        journal_path,
-        {
-            "options": asdict(options),
-            "settings": [asdict(setting) for setting in SETTINGS],
-            "trials": [trial.name for trial in TRIALS],
-            "versions": library_versions(),
-        },
-    )
+    path = out / "progress.jsonl"
+    identity = {
+        "options": asdict(options),
+        "settings": [asdict(setting) for setting in SETTINGS],
+        "trials": [trial.name for trial in TRIALS],
+        "versions": library_versions(),
+    }
+    journal = Journal(path, identity)
+    repetitions, trials = {}, {}
     with bars(progress) as task:
-        repetitions = {
-            setting.name: _repetitions(place, setting, options, journal, task)
-            for place, setting in enumerate(SETTINGS)
-        }
-        trials = {
-            trial.name: _resumable(
-                f"verbs: {trial.name}",
-                max(2, options.trials // trial.thinning),
-                partial(run_trial, trial, seed=options.seed),
-                journal,
-                task,
-            )
-            for trial in TRIALS
-        }
-    criteria = write_report(out, asdict(options), repetitions, trials, command)
-    journal_path.unlink()
+        for place, setting in enumerate(SETTINGS):
+            laboratory = Laboratory(setting, max(SIZES) + options.fresh)
+            work = partial(_repeat, laboratory, options.seed, place)
+            count, name = options.repetitions, setting.name
+            repetitions[name] = _resumable(name, count, work, journal, task)
+        for trial in TRIALS:
+            count = max(2, options.trials // trial.calls)
+            work, name = partial(run_trial, trial, options.seed), f"verbs: {trial.name}"
+            trials[trial.name] = _resumable(name, count, work, journal, task)
+    criteria = write_report(out, options, repetitions, trials, command)
+    path.unlink()
     return criteria
 
 
@@ -124,12 +87,10 @@ def _resumable(
     name: str, count: int, work: Callable[[int], dict[str, Any]], journal: Journal, task: Task
 ) -> list[dict[str, Any]]:
     """Results of ``work`` for 0 to count - 1, from the journal where they are there."""
-    advance = task(name, count)
-    results = []
+    advance, results = task(name, count), []
     for index in range(count):
         key = f"{name}/{index}"
-        result = journal.get(key)
-        if result is None:
+        if (result := journal.get(key)) is None:
             result = work(index)
             journal.put(key, result)
         results.append(result)
@@ -137,17 +98,10 @@ def _resumable(
     return results
 
 
-def _repetitions(
-    place: int, setting: Setting, options: Options, journal: Journal, task: Task
-) -> list[dict[str, Any]]:
-    laboratory = Laboratory(setting, max(SIZES) + options.fresh)
-
-    def repeat(index: int) -> dict[str, Any]:
-        seed = call_seed(options.seed, place, index)
-        excess = laboratory.draw(torch.Generator().manual_seed(seed))
-        return repetition(excess, np.random.default_rng(seed))
-
-    return _resumable(setting.name, options.repetitions, repeat, journal, task)
+def _repeat(laboratory: Laboratory, seed: int, place: int, index: int) -> dict[str, Any]:
+    seed = call_seed(seed, place, index)
+    excess = laboratory.draw(torch.Generator().manual_seed(seed))
+    return repetition(excess, np.random.default_rng(seed))
 
 
 def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
@@ -158,9 +112,9 @@ def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
         ties: breaks ties between units that tolerate the same member.
 
     Returns:
-        cells: one row per size and risk: size, risk, member and realised risk of the marginal
-            certificate, realised risk of its randomised version, member and realised risk of
-            the confident certificate; None where certification refused.
+        cells: one row per size and risk: members and realised risks of the marginal and of the
+            confident certificate, and the realised risk of the marginal one's randomised version;
+            None where certification refused.
         ranks: of one fresh unit among the calibration units of each size, ties broken at random.
         violations, running: per member, fresh units beyond the tolerance under it, and under it
             or any member before it.
@@ -169,15 +123,13 @@ def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
     # A unit's place in the order: the member it tolerates, ties broken by a uniform draw.
     order = tolerated(excess) + ties.random(len(excess))
     cells = []
-    for size in SIZES:
-        for risk in RISKS:
-            marginal = _deploy(excess[:size], fresh, risk, None)
-            confident = _deploy(excess[:size], fresh, risk, CONFIDENCE)
-            rank = order_statistic(size, risk, None)
-            exact = None
-            if rank > 0:
-                exact = float(np.mean(order[max(SIZES) :] < np.sort(order[:size])[rank - 1]))
-            cells.append([size, risk, *marginal, exact, *confident])
+    for size, risk in product(SIZES, RISKS):
+        cell: dict[str, Any] = {"size": size, "alpha": risk}
+        cell |= _deploy("marginal", excess[:size], fresh, risk, None)
+        rank = order_statistic(size, risk, None)
+        beyond = order[max(SIZES) :] < np.sort(order[:size])[rank - 1]
+        cell["randomised_risk"] = float(np.mean(beyond)) if rank > 0 else None
+        cells.append(cell | _deploy("confident", excess[:size], fresh, risk, CONFIDENCE))
     new = order[max(SIZES)]
     return {
         "cells": cells,
@@ -188,11 +140,90 @@ def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
 
 
 def _deploy(
-    calibration: FloatArray, fresh: FloatArray, risk: float, confidence: float | None
-) -> tuple[int | None, float | None]:
+    name: str, calibration: FloatArray, fresh: FloatArray, risk: float, confidence: float | None
+) -> dict[str, Any]:
     """The certified member and the risk it realises on fresh units; None where refused."""
     try:
         member = choose_member(calibration, risk, confidence)
     except CalibrationError:
-        return None, None
-    return member, float(np.mean(fresh[:, member] > 1.0))
+        return {f"{name}_member": None, f"{name}_risk": None}
+    return {f"{name}_member": member, f"{name}_risk": float(np.mean(fresh[:, member] > 1.0))}
+
+
+# -- through the public verbs ----------------------------------------------------------------
+
+
+def drive_episode(plan: PlanFunction, seed: int) -> None:
+    """One closed-loop episode of three calls: the next context depends on the plan returned."""
+    context = start_contexts(1, torch.Generator().manual_seed(seed))
+    for _ in range(EPISODE_CALLS):
+        context = next_contexts(context, plan(context))
+
+
+def run_trial(trial: Setting, seed: int, index: int) -> dict[str, Any]:
+    """Calibrate, deploy on fresh units, and compare with the bulk computation.
+
+    Returns:
+        member: the certified one; agreed: whether the bulk computation counts the same
+        violations for every accepted member and accepts as many (None for adaptive families);
+        risk: share of fresh units beyond the tolerance; bound_covered: share of fresh units whose
+        per-call bound held at every call; evaluations: mean per call.
+    """
+    seed = call_seed(seed, 1000 + TRIALS.index(trial), index)
+    generator = torch.Generator().manual_seed(seed)
+    planner = trial.planner()
+    contexts = start_contexts(TRIAL_UNITS, generator)
+    certificate = calibrate(
+        planner,
+        Episodes(drive_episode, TRIAL_UNITS) if trial.unit == "episode" else contexts,
+        tolerance=trial.tolerance,
+        risk=TRIAL_RISK,
+        confidence=CONFIDENCE,
+        family=trial.family,
+        seed=seed,
+        batch_size=_BATCH,
+        progress=False,
+    )
+    agreed = None if trial.adaptive else _agrees(trial, certificate, contexts, seed)
+    found = _measure(trial, cache(planner, certificate), generator)
+    return {"member": certificate.member, "agreed": agreed, **found}
+
+
+def _measure(trial: Setting, fast: CachedPlanner, generator: torch.Generator) -> dict[str, float]:
+    """Realised risk, coverage of the per-call bound, and mean evaluations on fresh units."""
+    context = start_contexts(_FRESH, generator)
+    excess, covered = np.zeros(_FRESH), np.ones(_FRESH, dtype=bool)
+    evaluations = 0.0
+    for _ in range(trial.calls):
+        noise = fast.planner.draw_noise(_FRESH, generator=generator)
+        trajectory, record = fast(context, noise=noise)
+        deviation = rms_step(fast.planner.sample(context, noise=noise), trajectory).numpy()
+        excess = np.maximum(excess, deviation / trial.tolerance)
+        assert record.bound is not None
+        covered &= deviation <= record.bound
+        evaluations += float(record.evaluations.mean()) / trial.calls
+        context = next_contexts(context, trajectory)
+    shares = {"risk": float(np.mean(excess > 1.0)), "bound_covered": float(np.mean(covered))}
+    return shares | {"evaluations": evaluations}
+
+
+def _agrees(trial: Setting, certificate: Certificate, contexts: torch.Tensor, seed: int) -> bool:
+    """Whether the bulk computation of the very same units comes to the same scan."""
+    split = split_units(TRIAL_UNITS, TRIAL_RISK, CONFIDENCE, tune=False, seed=seed)["certify"]
+    planner = trial.planner()
+    if trial.unit == "episode":
+        draws = [torch.Generator().manual_seed(call_seed(seed, unit)) for unit in split]
+        starts = torch.cat([start_contexts(1, draw) for draw in draws])
+        noises = [
+            planner.draw_noise(seeds=[call_seed(seed, unit, call) for unit in split])
+            for call in range(trial.calls)
+        ]
+    else:
+        starts = contexts[split]
+        paired = PairedCalls(planner, contexts, TRIAL_UNITS, rms_step, call_seed(seed, 0))
+        noises = [paired.noise(split)]
+    excess = Laboratory(trial, len(split)).excess(starts, noises)
+    allowed = order_statistic(len(split), TRIAL_RISK, CONFIDENCE) - 1
+    accepted, violations = scan_members(([column] for column in excess.T), len(split), allowed)
+    public = [row["violations"] for row in certificate.realised if row["accepted"]]
+    return accepted - 1 == certificate.member and violations[1:accepted] == public

@@ -1,23 +1,161 @@
-"""What the monitor's benchmark measures: the certified member, stationary and under each shift."""
+"""The bundled Maze2D planner deployed: stationary, under five shifts, and measured.
+
+Each scenario gives audited calls; the certified member is measured on them once, with a journal.
+"""
 
 from __future__ import annotations
 
+import io
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from muninn.certify.certificate import library_versions
 from muninn.certify.journal import Journal
+from muninn.certify.metrics import rms_step
+from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import choose_member
+from muninn.engines.choose import runtime_for
+from muninn.engines.runtime import Runtime
 from muninn.model.denoiser import fingerprint
 from muninn.model.schedule import FloatArray
-from muninn.programs.plan import Family
 from muninn.progress import bars
+from muninn_bench.networks.teacher import Teacher
 from muninn_bench.studies.certified import load_family
-from muninn_bench.studies.monitor.deviations import Bench, Pool
-from muninn_bench.studies.monitor.scenarios import SHIFTS, STATIONARY
-from muninn_bench.tasks.maze2d.planner import bundled_teacher
+from muninn_bench.tasks.maze2d import maze
+from muninn_bench.tasks.maze2d.controller import ControllerConfig
+from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
+from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
+from muninn_bench.tasks.maze2d.world import MazeWorld
+
+_CHUNK = 40
+_FIGURES = ("deviation", "estimate")
+_DRIVER = 4
+"""Member that drives to the second call of an episode: the one the demo certifies."""
+_DRIVEN_FRAMES = 64
+"""Frames of a plan that are driven before the robot plans again: 1.9 s."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One deployment. Each episode plans, drives 1.9 s of its plan, and plans again from there.
+
+    Attributes:
+        name: for tables.
+        changes: what differs from the stationary deployment, in words.
+        jitter: largest offset of starts and goals from cell centres, metres.
+        position_noise, velocity_noise: standard deviation of the state that the planner is told,
+            metres and metres per second.
+        wall: a free cell that is walled up in the world; the planner is not told.
+        mass: of the ball, as a multiple; neither controller nor planner is told.
+        half: the network runs under bfloat16 autocast, which loading does not check.
+    """
+
+    name: str
+    changes: str
+    jitter: float = maze.START_JITTER
+    position_noise: float = 0.0
+    velocity_noise: float = 0.0
+    wall: maze.Cell | None = None
+    mass: float = 1.0
+    half: bool = False
+
+
+STATIONARY = Scenario("stationary", "nothing")
+SHIFTS: tuple[Scenario, ...] = (
+    Scenario(
+        "new goals",
+        "starts and goals up to 0.45 m from the cell's centre instead of 0.25 m, next to walls "
+        "and outside of the training data",
+        jitter=0.45,
+    ),
+    Scenario(
+        "sensor noise",
+        "Gaussian noise of 0.1 m and 0.5 m/s on the start state that the planner is told",
+        position_noise=0.1,
+        velocity_noise=0.5,
+    ),
+    Scenario(
+        "other obstacles",
+        "the busiest corridor cell is walled up; the planner sees no obstacles, so only states "
+        "from which the robot plans again can change",
+        wall=(4, 6),
+    ),
+    Scenario(
+        "other dynamics",
+        "a ball four times as heavy; the planner's input changes only through the states from "
+        "which the robot plans again",
+        mass=4.0,
+    ),
+    Scenario("other dtype", "the network under bfloat16 autocast", half=True),
+)
+
+
+class OtherWorld(MazeWorld):
+    """The maze with a cell walled up or a heavier ball."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__()
+        import gymnasium
+        import mujoco
+
+        if scenario.wall is not None:
+            cells = maze.WALLS.astype(int)
+            cells[scenario.wall] = 1
+            with redirect_stderr(io.StringIO()):
+                self._environment = gymnasium.make("PointMaze_Large-v3", maze_map=cells.tolist())
+        model = self._environment.unwrapped.point_env.model
+        model.body_mass[:] *= scenario.mass
+        model.body_inertia[:] *= scenario.mass
+        mujoco.mj_setConst(model, mujoco.MjData(model))  # a simple body's mass is kept twice
+
+    def drive(self, problem: maze.MazeProblem, frames: FloatArray) -> FloatArray:
+        """State ``(x, y, vx, vy)`` after following frames ``(count, >= 4)`` in world units."""
+        steps = np.arange((len(frames) - 1) * FRAME_STRIDE + 1) / FRAME_STRIDE
+        known = np.arange(len(frames))
+        target = np.stack([np.interp(steps, known, frames[:, c]) for c in range(4)], axis=1)
+        still = np.zeros((len(target), 2))
+        states, _ = self.track(problem, target[:, :2], target[:, 2:], still, ControllerConfig())
+        last: FloatArray = states[-1]
+        return last
+
+
+def draw_episode(scenario: Scenario, generator: np.random.Generator) -> maze.MazeProblem:
+    """A problem whose start and goal are not inside the scenario's new wall."""
+    while True:
+        problem = maze.draw_problem(generator, scenario.jitter)
+        if scenario.wall not in (maze.cell_of(problem.start[:2]), maze.cell_of(problem.goal)):
+            return problem
+
+
+def audited_contexts(
+    scenario: Scenario, teacher: Teacher, runtime: Runtime, stream: int, first: int, count: int
+) -> Tensor:
+    """Contexts (count, 2, 4) of one uniformly drawn call of each two-call episode.
+
+    Episode ``first + i`` depends on the stream and its number alone. Its first call starts at
+    rest; its second where the robot, driven by the cached planner's own plan, has come to.
+    """
+    draws = [np.random.default_rng([stream, first + i]) for i in range(count)]
+    problems = [draw_episode(scenario, draw) for draw in draws]
+    second = [i for i, draw in enumerate(draws) if draw.random() < 0.5]
+    if second:
+        noise = runtime.planner.draw_noise(seeds=[call_seed(stream, first + i, 0) for i in second])
+        plans, _ = runtime(maze_contexts(teacher, [problems[i] for i in second]), noise=noise)
+        frames = teacher.unnormalise(plans[:, :_DRIVEN_FRAMES]).double().numpy()
+        world = OtherWorld(scenario)
+        for i, own in zip(second, frames, strict=True):
+            problems[i] = maze.MazeProblem(world.drive(problems[i], own), problems[i].goal)
+    spread = np.repeat([scenario.position_noise, scenario.velocity_noise], 2)
+    told = [
+        maze.MazeProblem(problem.start + spread * draw.standard_normal(4), problem.goal)
+        for problem, draw in zip(problems, draws, strict=True)
+    ]
+    return torch.as_tensor(maze_contexts(teacher, told))
 
 
 @dataclass(frozen=True)
@@ -47,7 +185,7 @@ class Options:
     seed: int = 11
 
 
-QUICK = Options(calibration=80, stationary=40, shifted=40, streams=200, audits=300, good=100)
+SMOKE = Options(calibration=80, stationary=40, shifted=40, streams=200, audits=300, good=100)
 
 
 @dataclass(frozen=True)
@@ -55,22 +193,28 @@ class Deployment:
     """What was measured.
 
     Attributes:
-        member: certified one.
-        calibration, stationary: excess of the calls certified on and of the others, all members.
-        estimates: of all stationary calls under the certified member.
+        member: certified one, at least 1: full compute needs no monitor.
+        excess: of the stationary calls, those certified on first, (calls, members after Full).
+        estimates: of the same calls under the certified member.
         shifts: excess and estimates of each shift under the certified member.
     """
 
     member: int
-    calibration: FloatArray
-    stationary: FloatArray
+    excess: FloatArray
     estimates: FloatArray
     shifts: dict[str, tuple[FloatArray, FloatArray]]
 
+    @property
+    def own(self) -> FloatArray:
+        """Excess of the stationary calls under the certified member."""
+        return self.excess[:, self.member - 1]
 
-def measure(journal: Path, options: Options, progress: bool) -> Deployment:
-    """Everything that needs the network."""
+
+def measure(path: Path, options: Options, progress: bool) -> Deployment:
+    """Everything that needs the network; what the journal at ``path`` holds is not run again."""
     teacher, family = bundled_teacher(), load_family("maze2d/family.json", options.seed)
+    planner = maze_planner(teacher)
+    driver = runtime_for(planner, family.member(_DRIVER))
     identity = {
         "weights": fingerprint(teacher.network),
         "family": family.to_json(),
@@ -78,31 +222,39 @@ def measure(journal: Path, options: Options, progress: bool) -> Deployment:
         "scenarios": [asdict(scenario) for scenario in (STATIONARY, *SHIFTS)],
         "versions": library_versions(),
     }
-    bench = Bench(teacher, family, options.seed, Journal(journal, identity))
+    journal = Journal(path, identity)
+
+    def pool(scenario: Scenario, members: tuple[int, ...], calls: int) -> list[FloatArray]:
+        """Excess and error estimates of a scenario, each (calls, members)."""
+        stream = call_seed(options.seed, int(scenario == STATIONARY)) % 2**31
+        advance, parts = task(scenario.name, calls), []
+        for first in range(0, calls, _CHUNK):
+            count = min(_CHUNK, calls - first)
+            key = f"{scenario.name}/{first}-{count}/{members}"
+            if (stored := journal.get(key)) is None:
+                with torch.autocast("cpu", torch.bfloat16) if scenario.half else nullcontext():
+                    contexts = audited_contexts(scenario, teacher, driver, stream, first, count)
+                    paired = PairedCalls(
+                        planner, contexts, count, rms_step, call_seed(stream, first)
+                    )
+                    found = [paired.measure(family.member(k), list(range(count))) for k in members]
+                stored = {
+                    name: np.stack([getattr(one, name) for one in found], axis=1).tolist()
+                    for name in _FIGURES
+                }
+                journal.put(key, stored)
+            parts.append(stored)
+            advance(count)
+        deviation, estimate = (np.concatenate([part[name] for part in parts]) for name in _FIGURES)
+        return [deviation / options.tolerance, estimate]
+
     with bars(progress) as task:
-        calls = options.calibration + options.stationary
-        pool = bench.measure(STATIONARY, tuple(range(1, len(family))), calls, task)
-        excess = pool.deviation / options.tolerance
-        member = certified(excess[: options.calibration], family, options)
-        shifts = {
-            scenario.name: _one(bench.measure(scenario, (member,), options.shifted, task), options)
-            for scenario in SHIFTS
-        }
-    return Deployment(
-        member,
-        excess[: options.calibration],
-        excess[options.calibration :],
-        pool.estimate[:, member - 1],
-        shifts,
-    )
-
-
-def certified(excess: FloatArray, family: Family, options: Options) -> int:
-    """The member that a certificate would name, at least 1: full compute needs no monitor."""
-    table = np.concatenate([np.zeros((len(excess), 1)), excess], axis=1)
-    assert table.shape[1] == len(family)
-    return max(1, choose_member(table, options.risk, options.confidence))
-
-
-def _one(pool: Pool, options: Options) -> tuple[FloatArray, FloatArray]:
-    return pool.deviation[:, 0] / options.tolerance, pool.estimate[:, 0]
+        members = tuple(range(1, len(family)))
+        excess, estimates = pool(STATIONARY, members, options.calibration + options.stationary)
+        table = np.pad(excess[: options.calibration], ((0, 0), (1, 0)))  # Full deviates by nothing
+        member = max(1, choose_member(table, options.risk, options.confidence))
+        shifts = {}
+        for scenario in SHIFTS:
+            own, estimate = pool(scenario, (member,), options.shifted)
+            shifts[scenario.name] = (own[:, 0], estimate[:, 0])
+    return Deployment(member, excess, estimates[:, member - 1], shifts)

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator, default_rng
 
 from muninn.certify.risk import choose_member
-from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
 from muninn.monitor.sequential import BLOCK, Drift, log_e_value
+from muninn_bench.measure.statistics import wilson
+from muninn_bench.measure.verdicts import share_limit
+from muninn_bench.studies.monitor.deployment import SHIFTS, Deployment, Options
 
+Row = dict[str, Any]
 Counts = npt.NDArray[np.int64]
 NEVER = -1
+AFTER = ("alarm_at_once", "alarm_after_good_audits", "warning_after_good_episodes")
+"""Columns of delays: the shift comes at once, or after good audits or episodes."""
+_POWER = (1.5, 2.0, 4.0, 10.0, 20.0)
+"""Violation rates, as multiples of the risk, whose delays are tabulated."""
 
 
 def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> Counts:
@@ -45,83 +55,133 @@ def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> 
 
 
 def chain_streams(
-    excess: FloatArray,
-    units: int,
-    audits: int,
-    streams: int,
-    risk: float,
-    confidence: float,
-    generator: np.random.Generator,
+    excess: FloatArray, options: Options, generator: Generator
 ) -> tuple[npt.NDArray[np.bool_], Counts]:
     """Calibrate on resampled units and deploy the chosen member, once per stream.
 
     Returns:
         Outcomes of the audits (streams, audits), and the members chosen, 0 for full compute.
     """
-    full = np.zeros((len(excess), 1))
-    table = np.concatenate([full, excess], axis=1)
-    violated = np.zeros((streams, audits), np.bool_)
-    chosen = np.zeros(streams, np.int64)
-    for stream in range(streams):
-        drawn = generator.integers(len(table), size=units)
-        try:
-            chosen[stream] = choose_member(table[drawn], risk, confidence)
-        except CalibrationError:  # pragma: no cover - member 0 never violates
-            continue
-        calls = generator.integers(len(table), size=audits)
+    table = np.pad(excess, ((0, 0), (1, 0)))  # Full deviates by nothing
+    violated = np.zeros((options.streams, options.audits), np.bool_)
+    chosen = np.zeros(options.streams, np.int64)
+    for stream in range(options.streams):
+        drawn = generator.integers(len(table), size=options.calibration)
+        chosen[stream] = choose_member(table[drawn], options.risk, options.confidence)
+        calls = generator.integers(len(table), size=options.audits)
         violated[stream] = table[calls, chosen[stream]] > 1.0
     return violated, chosen
 
 
 def delays(
-    before: FloatArray,
-    after: FloatArray,
-    good: int,
-    audits: int,
-    streams: int,
-    risk: float,
-    level: float,
-    generator: np.random.Generator,
+    before: FloatArray, after: FloatArray, good: int, options: Options, generator: Generator
 ) -> Counts:
-    """Audits from the change to the alarm; ``NEVER`` where there is none.
+    """Audits from a change to the alarm; ``NEVER`` where there is none.
 
-    Streams that raise a (false) alarm before the change are left out.
-
-    Args:
-        before, after: excess of calls before and after the change.
-        good: audits before the change.
-        audits: audits after it.
+    The change comes after ``good`` audits, and ``options.audits`` follow it. Streams that raise a
+    (false) alarm before it are left out. ``before`` and ``after`` hold the excess of calls.
     """
-    early = generator.choice(before, (streams, good)) > 1.0
-    late = generator.choice(after, (streams, audits)) > 1.0
-    found = first_alarms(np.concatenate([early, late], axis=1), risk, level)
+    early = generator.choice(before, (options.streams, good)) > 1.0
+    late = generator.choice(after, (options.streams, options.audits)) > 1.0
+    violated = np.concatenate([early, late], axis=1)
+    return _from_change(first_alarms(violated, options.risk, options.level), good)
+
+
+def warning_delays(
+    before: FloatArray, after: FloatArray, good: int, options: Options, generator: Generator
+) -> Counts:
+    """Episodes from a change to the drift warning, as in :func:`delays` but from estimates."""
+    found = np.full(options.streams, NEVER)
+    for stream in range(options.streams):
+        drift = Drift(generator.choice(before, len(before)), int(generator.integers(2**31)))
+        early, late = generator.choice(before, good), generator.choice(after, options.audits)
+        for place, value in enumerate(np.concatenate([early, late]).tolist(), start=1):
+            drift.add(value)
+            if drift.e_value >= 1.0 / options.level:
+                found[stream] = place
+                break
+    return _from_change(found, good)
+
+
+def _from_change(found: Counts, good: int) -> Counts:
     kept = found[(found == NEVER) | (found > good)]
     return np.where(kept == NEVER, NEVER, kept - good)
 
 
-def warning_delays(
-    calibration: FloatArray,
-    before: FloatArray,
-    after: FloatArray,
-    good: int,
-    episodes: int,
-    streams: int,
-    level: float,
-    generator: np.random.Generator,
-) -> Counts:
-    """Episodes from the change to the drift warning, as in :func:`delays`."""
-    found = []
-    for _ in range(streams):
-        drift = Drift(
-            generator.choice(calibration, len(calibration)), int(generator.integers(2**31))
+def false_alarms(deployment: Deployment, options: Options) -> list[Row]:
+    """Four kinds of stationary streams, all of which keep the promise or were certified to.
+
+    A row holds the mean violation rate, the share of streams with an alarm, the probability that
+    theory allows, and the audits until each stream's alarm.
+    """
+    generator = default_rng([options.seed, 1])
+    level, shape = options.level, (options.streams, options.audits)
+    own = generator.choice(deployment.own, shape) > 1.0
+    chained, _ = chain_streams(deployment.excess, options, generator)
+    rows = [
+        _alarms(name, float(violated.mean()), first_alarms(violated, options.risk, level), bound)
+        for name, violated, bound in (
+            ("the certified member", own, level),
+            ("calibrated anew for each stream", chained, level + 1.0 - options.confidence),
+            ("exactly at the risk", generator.random(shape) < options.risk, level),
         )
-        values = np.concatenate([generator.choice(before, good), generator.choice(after, episodes)])
-        at = NEVER
-        for place, value in enumerate(values.tolist()):
-            drift.add(value)
-            if drift.e_value >= 1.0 / level:
-                at = place + 1
-                break
-        if at == NEVER or at > good:
-            found.append(at if at == NEVER else at - good)
-    return np.array(found, dtype=np.int64)
+    ]
+    fewer = replace(options, streams=max(100, options.streams // 2))
+    pool = deployment.estimates
+    warned = warning_delays(pool, pool, 0, fewer, default_rng([options.seed, 2]))
+    return [*rows, _alarms("drift warnings", None, warned, level)]
+
+
+def _alarms(name: str, rate: float | None, alarms: Counts, bound: float) -> Row:
+    return {
+        "streams": name,
+        "count": len(alarms),
+        "violation_rate": rate,
+        "alarm_share": float(np.mean(alarms != NEVER)),
+        "bound": bound,
+        "limit": share_limit(bound, len(alarms)),
+        "alarms": alarms,
+    }
+
+
+def detections(deployment: Deployment, options: Options) -> list[Row]:
+    """The violation rate under each shift, and the delays of alarm and warning."""
+    rows, fewer = [], replace(options, streams=max(100, options.streams // 4) // 2)
+    for place, scenario in enumerate(SHIFTS):
+        excess, estimates = deployment.shifts[scenario.name]
+        violations, calls = int((excess > 1.0).sum()), len(excess)
+        row = {
+            "name": scenario.name,
+            "changes": scenario.changes,
+            "violations": violations,
+            "calls": calls,
+            "violation_rate": violations / calls,
+            "violation_ci95": wilson(violations, calls),
+            "twice_the_risk": violations / calls >= 2 * options.risk,
+        }
+        generator = default_rng([options.seed, 3, place])
+        row |= _alarm_delays(deployment, excess, options, generator)
+        pool = deployment.estimates
+        row[AFTER[2]] = warning_delays(pool, estimates, options.good, fewer, generator)
+        rows.append(row)
+    return rows
+
+
+def power(deployment: Deployment, options: Options) -> list[Row]:
+    """Delays under given violation rates."""
+    generator, rows = default_rng([options.seed, 4]), []
+    for rate in (min(1.0, multiple * options.risk) for multiple in _POWER):
+        pool = np.where(np.arange(1000) < round(1000 * rate), 2.0, 0.0)
+        delayed = _alarm_delays(deployment, pool, options, generator)
+        rows.append({"violation_rate": rate, **delayed})
+    return rows
+
+
+def _alarm_delays(
+    deployment: Deployment, excess: FloatArray, options: Options, generator: Generator
+) -> Row:
+    fewer = replace(options, streams=max(100, options.streams // 4))
+    return {
+        name: delays(deployment.own, excess, good, fewer, generator)
+        for name, good in zip(AFTER[:2], (0, options.good), strict=True)
+    }

@@ -1,214 +1,212 @@
-"""The monitor's benchmark: false alarms on stationary streams, delays under five shifts."""
+"""The monitor's study: false alarms on stationary streams, delays under five shifts."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from muninn_bench.studies.coverage.statistics import Criterion
-from muninn_bench.studies.monitor.deployment import QUICK, Deployment, Options, measure
-from muninn_bench.studies.monitor.scenarios import SHIFTS, Scenario
+from muninn.certify.certificate import library_versions
+from muninn.files import write_whole
+from muninn_bench.measure.verdicts import Criterion, verdicts
+from muninn_bench.report.style import save, subplots
+from muninn_bench.report.table import markdown, write_csv
+from muninn_bench.studies.monitor.deployment import Deployment, Options, measure
 from muninn_bench.studies.monitor.streams import (
+    AFTER,
     NEVER,
     Counts,
-    chain_streams,
-    delays,
-    first_alarms,
-    warning_delays,
+    Row,
+    detections,
+    false_alarms,
+    power,
 )
-
-POWER = (1.5, 2.0, 4.0, 10.0, 20.0)
-"""Violation rates, as multiples of the risk, whose delays are tabulated."""
-
-
-@dataclass(frozen=True)
-class FalseAlarms:
-    """Alarms in streams that keep the promise.
-
-    Attributes:
-        name: kind of stream.
-        rate: mean violation rate of the streams.
-        alarms: audits until the alarm of each stream.
-        bound: probability that theory allows.
-    """
-
-    name: str
-    rate: float
-    alarms: Counts
-    bound: float
-
-    @property
-    def share(self) -> float:
-        """Share of streams with an alarm."""
-        return float(np.mean(self.alarms != NEVER))
-
-    @property
-    def limit(self) -> float:
-        """The bound and three standard errors."""
-        return self.bound + 3.0 * float(np.sqrt(self.bound * (1 - self.bound) / len(self.alarms)))
-
-
-@dataclass(frozen=True)
-class Detection:
-    """One shift.
-
-    Attributes:
-        scenario: what changed.
-        violations, calls: under the shift.
-        at_once, later: audits to the alarm if the change comes at once, or after good audits.
-        warnings: episodes to the drift warning, the change coming after good episodes.
-    """
-
-    scenario: Scenario
-    violations: int
-    calls: int
-    at_once: Counts
-    later: Counts
-    warnings: Counts
-
-    @property
-    def rate(self) -> float:
-        """Violation rate under the shift."""
-        return self.violations / self.calls
 
 
 def run_monitor(
-    out: str | Path = "results/monitor",
-    *,
-    quick: bool = False,
-    options: Options | None = None,
-    command: str = "muninn-bench monitor",
-    progress: bool = True,
+    out: Path, options: Options, command: str = "muninn-bench monitor", progress: bool = True
 ) -> list[Criterion]:
     """Measure, simulate, and write tables, a picture and a README to ``out``; resumes."""
-    from muninn_bench.studies.monitor.report import write_report
-
-    options = options or (QUICK if quick else Options())
-    out = Path(out)
     deployment = measure(out / "progress.jsonl", options, progress)
-    alarms = false_alarms(deployment, options)
-    detections = [
-        detect(scenario, deployment, options, place) for place, scenario in enumerate(SHIFTS)
-    ]
-    criteria = judge(alarms, detections, options)
-    rates = power(deployment, options)
-    write_report(out, asdict(options), deployment, alarms, detections, rates, criteria, command)
+    return simulate(out, deployment, options, command)
+
+
+def simulate(out: Path, deployment: Deployment, options: Options, command: str) -> list[Criterion]:
+    """Everything after the measurement; the verdicts."""
+    alarms, shifts = false_alarms(deployment, options), detections(deployment, options)
+    criteria = judge(alarms, shifts, options)
+    certified, others = np.split(deployment.own > 1.0, [options.calibration])
+    summary = {
+        "command": command,
+        "options": asdict(options),
+        "versions": library_versions(),
+        "member": deployment.member,
+        "rate_calibration": float(certified.mean()),
+        "rate_stationary": float(others.mean()),
+        "false_alarms": [{key: row[key] for key in row if key != "alarms"} for row in alarms],
+        "shifts": shifts,
+        "power": power(deployment, options),
+        "criteria": [str(criterion) for criterion in criteria],
+    }
+    write_csv(out / "calls.csv", _calls(deployment, options), digits=5)
+    text = json.dumps(summary, indent=1, default=delay_summary)
+    write_whole(out / "result.json", text + "\n")
+    write_whole(out / "README.md", _readme(summary, criteria))
+    _plot(out / "monitor.png", summary, alarms)
     return criteria
 
 
-def false_alarms(deployment: Deployment, options: Options) -> list[FalseAlarms]:
-    """Three kinds of stationary streams, all of which keep the promise or were certified to."""
-    generator = np.random.default_rng([options.seed, 1])
-    everything = np.concatenate([deployment.calibration, deployment.stationary])
-    own = everything[:, deployment.member - 1]
-    shape = (options.streams, options.audits)
-    kinds: list[tuple[str, Any, float]] = [
-        ("the certified member", generator.choice(own, shape) > 1.0, options.level),
-        (
-            "calibrated anew for each stream",
-            chain_streams(
-                everything,
-                options.calibration,
-                options.audits,
-                options.streams,
-                options.risk,
-                options.confidence,
-                generator,
-            )[0],
-            options.level + 1.0 - options.confidence,
-        ),
-        ("exactly at the risk", generator.random(shape) < options.risk, options.level),
-    ]
-    return [
-        FalseAlarms(
-            name, float(violated.mean()), first_alarms(violated, options.risk, options.level), bound
-        )
-        for name, violated, bound in kinds
-    ] + [_false_warnings(deployment, options)]
-
-
-def _false_warnings(deployment: Deployment, options: Options) -> FalseAlarms:
-    generator = np.random.default_rng([options.seed, 2])
-    pool = deployment.estimates
-    streams, episodes = max(100, options.streams // 2), options.audits
-    warned = warning_delays(pool, pool, pool, 0, episodes, streams, options.level, generator)
-    return FalseAlarms("drift warnings", float("nan"), warned, options.level)
-
-
-def detect(scenario: Scenario, deployment: Deployment, options: Options, place: int) -> Detection:
-    """Delays of alarm and warning under one shift."""
-    excess, estimates = deployment.shifts[scenario.name]
-    everything = np.concatenate([deployment.calibration, deployment.stationary])
-    before = everything[:, deployment.member - 1]
-    generator = np.random.default_rng([options.seed, 3, place])
-    streams = max(100, options.streams // 4)
-    settings = (options.audits, streams, options.risk, options.level, generator)
-    return Detection(
-        scenario,
-        int((excess > 1.0).sum()),
-        len(excess),
-        delays(before, excess, 0, *settings),
-        delays(before, excess, options.good, *settings),
-        warning_delays(
-            deployment.estimates,
-            deployment.estimates,
-            estimates,
-            options.good,
-            options.audits,
-            streams // 2,
-            options.level,
-            generator,
-        ),
-    )
-
-
-def power(deployment: Deployment, options: Options) -> list[tuple[float, Counts, Counts]]:
-    """Delays under given violation rates: (rate, at once, after good audits)."""
-    everything = np.concatenate([deployment.calibration, deployment.stationary])
-    before = everything[:, deployment.member - 1]
-    generator = np.random.default_rng([options.seed, 4])
-    settings = (options.audits, max(100, options.streams // 4), options.risk, options.level)
+def judge(alarms: list[Row], shifts: list[Row], options: Options) -> list[Criterion]:
+    """What must hold: few false alarms, and every rate of twice the risk is detected."""
     found = []
-    for multiple in POWER:
-        rate = min(1.0, multiple * options.risk)
-        pool = np.where(np.arange(1000) < round(1000 * rate), 2.0, 0.0)
-        found.append(
-            (
-                rate,
-                delays(before, pool, 0, *settings, generator),
-                delays(before, pool, options.good, *settings, generator),
-            )
-        )
-    return found
-
-
-def judge(
-    alarms: list[FalseAlarms], detections: list[Detection], options: Options
-) -> list[Criterion]:
-    """What must hold."""
-    found = [
-        Criterion(
-            alarm.name,
-            f"alarms at most {alarm.bound:g} + 3 standard errors",
-            alarm.share <= alarm.limit,
-            f"{alarm.share:.4f} of {len(alarm.alarms)} streams, limit {alarm.limit:.4f}",
-        )
-        for alarm in alarms
-    ]
-    for detection in detections:
-        if detection.rate < 2.0 * options.risk:
+    for row in alarms:
+        name = f"alarms at most {row['bound']:g} + 3 standard errors"
+        text = "{alarm_share:.4f} of {count} streams, limit {limit:.4f}".format(**row)
+        found.append(Criterion(row["streams"], name, row["alarm_share"] <= row["limit"], text))
+    for row in shifts:
+        if row["violation_rate"] < 2.0 * options.risk:
             continue
-        share = float(np.mean(detection.at_once != NEVER))
-        found.append(
-            Criterion(
-                detection.scenario.name,
-                f"a rate of at least {2 * options.risk:g} is detected",
-                share == 1.0,
-                f"rate {detection.rate:.3f}; {share:.1%} of streams within {options.audits} "
-                f"audits, median {np.median(detection.at_once):.0f}",
-            )
-        )
+        share, median = float(np.mean(row[AFTER[0]] != NEVER)), np.median(row[AFTER[0]])
+        name = f"a rate of at least {2 * options.risk:g} is detected"
+        text = f"rate {row['violation_rate']:.3f}; {share:.1%} of streams within {options.audits} "
+        text += f"audits, median {median:.0f}"
+        found.append(Criterion(row["name"], name, share == 1.0, text))
     return found
+
+
+def delay_summary(found: Counts) -> dict[str, float | None]:
+    """Share that was found, and the median and 90% quantile of the delay over all streams.
+
+    A stream that was never found counts as longer than any.
+    """
+    ordered = np.sort(np.where(found == NEVER, np.inf, found))
+    summary: dict[str, float | None] = {"share": float(np.mean(found != NEVER))}
+    for name, level in (("median", 0.5), ("p90", 0.9)):
+        value = float(ordered[min(int(np.ceil(level * len(ordered))) - 1, len(ordered) - 1)])
+        summary[name] = value if np.isfinite(value) else None
+    return summary
+
+
+def _calls(deployment: Deployment, options: Options) -> list[Row]:
+    """Deviation over tolerance of every call that was measured."""
+    columns = [f"excess_member_{k + 1}" for k in range(deployment.excess.shape[1])]
+    rows = []
+    for call, row in enumerate(deployment.excess):
+        name = "calibration" if call < options.calibration else "stationary"
+        figures = dict(zip(columns, row, strict=True)) | {"estimate": deployment.estimates[call]}
+        rows.append({"scenario": name, "call": call, **figures})
+    for name, pairs in deployment.shifts.items():
+        for call, (value, estimate) in enumerate(zip(*pairs, strict=True)):
+            figures = dict.fromkeys(columns) | {columns[deployment.member - 1]: value}
+            rows.append({"scenario": name, "call": call, **figures, "estimate": estimate})
+    return rows
+
+
+def _plot(path: Path, summary: Row, alarms: list[Row]) -> None:
+    """Alarms in stationary streams over time, and delays under each shift."""
+    figure, (left, right) = subplots(1, 2, 11, 5.2)
+    options = summary["options"]
+    audits, level = options["audits"], options["level"]
+    colours = ("tab:blue", "tab:green", "tab:red", "tab:purple")
+    for row, colour in zip(alarms, colours, strict=True):
+        at = np.sort(row["alarms"][row["alarms"] != NEVER])
+        share = np.arange(len(at) + 1) / row["count"]
+        places, shares = [0, *at, audits], [*share, share[-1]]
+        left.step(places, shares, where="post", color=colour, label=row["streams"])
+    both = level + 1 - options["confidence"]
+    left.axhline(level, color="0.3", linestyle="--", linewidth=1, label="level")
+    left.axhline(both, color="0.6", linestyle=":", linewidth=1, label="level + delta")
+    left.set(xlabel="audits (drift: episodes)", ylabel="share of streams with an alarm")
+    left.set(title="False alarms in stationary streams", ylim=(0, 1.3 * both))
+    left.legend(fontsize=8)
+    kinds = (
+        (AFTER[0], 0.22, "tab:red", "alarm, shift at once"),
+        (AFTER[1], 0.0, "tab:orange", f"alarm, after {options['good']} good audits"),
+        (AFTER[2], -0.22, "tab:purple", "drift warning (episodes)"),
+    )
+    labels = ["{name}\nrate {violation_rate:.2f}".format(**row) for row in summary["shifts"]]
+    labels += ["given rate {violation_rate:g}".format(**row) for row in summary["power"]]
+    for place, row in enumerate((*summary["shifts"], *summary["power"])):
+        for name, offset, colour, label in (kind for kind in kinds if kind[0] in row):
+            # What was never found lies beyond the edge.
+            values = np.sort(np.where(row[name] == NEVER, 10.0 * audits, row[name]))
+            low, middle, high = (values[int(q * (len(values) - 1))] for q in (0.1, 0.5, 0.9))
+            height, own = offset - place, None if place else label
+            right.plot([low, high], [height, height], color=colour, linewidth=3, alpha=0.5)
+            right.plot([middle], [height], "o", color=colour, label=own, markersize=5)
+    right.set_yticks([-place for place in range(len(labels))], labels)
+    right.set(xscale="log", xlim=(0.8, 2.0 * audits))
+    right.set(xlabel="audits (drift: episodes) after the shift")
+    right.set(title="Delay: median, 10% to 90% (not drawn: beyond)")
+    right.axvline(audits, color="0.6", linestyle=":", linewidth=1)
+    right.grid(axis="x", alpha=0.3)
+    right.legend(fontsize=8, loc="upper right")
+    save(figure, path)
+
+
+def _readme(summary: Row, criteria: Sequence[Criterion]) -> str:
+    audits, headings = summary["options"]["audits"], ["alarm, at once", "alarm, later"]
+
+    def cells(row: Row) -> list[str]:
+        found = []
+        for delay in (delay_summary(row[name]) for name in AFTER if name in row):
+            ends = (delay["median"], delay["p90"])
+            median, late = (f"> {audits}" if end is None else f"{end:.0f}" for end in ends)
+            found.append(f"{delay['share']:.0%}, {median} ({late})")
+        return found
+
+    alarms, shifts = [], []
+    for row in summary["false_alarms"]:
+        rate = "" if row["violation_rate"] is None else f"{row['violation_rate']:.4f}"
+        share, bound = f"{row['alarm_share']:.4f}", f"{row['bound']:g}"
+        alarms.append([row["streams"], str(row["count"]), rate, share, bound])
+    for row in summary["shifts"]:
+        rate = "{:.3f} ({:.3f} to {:.3f})".format(row["violation_rate"], *row["violation_ci95"])
+        shifts.append([row["name"], rate, *cells(row)])
+    power = [[f"{row['violation_rate']:g}", *cells(row)] for row in summary["power"]]
+    tables = {
+        "twice": 2 * summary["options"]["risk"],
+        "verdicts": verdicts(criteria),
+        "alarms": markdown(["streams", "number", "violation rate", "alarms", "bound"], alarms),
+        "changes": "\n".join("- **{name}**: {changes}.".format(**row) for row in summary["shifts"]),
+        "delays": markdown(
+            ["shift", "violation rate (95%)", *headings, "drift warning, later"], shifts
+        ),
+        "by_rate": markdown(["violation rate", *headings], power),
+    }
+    return "\n\n".join(_PAGE).format(**summary | summary["options"] | tables) + "\n"
+
+
+_PAGE = (
+    "# The monitor: false alarms and delays",
+    "Made by `{command}` (torch {versions[torch]}). The bundled Maze2D planner with its committed "
+    "family; an episode plans, drives 1.9 s of the plan and plans again, and one of its two calls, "
+    "drawn at random, is measured. {calibration} such calls certify member {member} for "
+    "{tolerance:g} at risk {risk:g}, confidence {confidence:g}; {stationary} further ones and "
+    "{shifted} per shift were measured under it. Streams of audits are drawn from these calls with "
+    "replacement. Alarm and warning have level {level:g}.",
+    "![false alarms and delays](monitor.png)",
+    "{verdicts}",
+    "## False alarms",
+    "Share of streams with an alarm within {audits} audits (drift: episodes).",
+    "{alarms}",
+    "## Shifts",
+    "{changes}",
+    "Violation rate without a shift: {rate_calibration:.3f} on the {calibration} calls certified "
+    "on, {rate_stationary:.3f} on the {stationary} others. Delays: share of streams detected "
+    "within {audits} audits (drift: episodes), median and in brackets the 90% quantile, counted "
+    "from the change. *At once*: the shift is there from the first audit. *Later*: after {good} "
+    "good audits, whose e-value has sunk by then. The drift warning sees every episode, not only "
+    "audited ones; it says that estimates have changed, not that the promise is broken. The sizes "
+    "of the shifts were fixed before any of them was measured; those whose rate stays below "
+    "{twice:g} are no case for an alarm.",
+    "{delays}",
+    "## Delays by violation rate",
+    "The same for given rates: what a shift of that size would take.",
+    "{by_rate}",
+    "`calls.csv`: every measured call (deviation over tolerance per member, error estimate); "
+    "`result.json`: all figures.",
+)
