@@ -198,8 +198,8 @@ def require_rows(context: Context) -> int:
         if alike and (isinstance(context[0], Mapping) or len(context) > rows):
             raise InputError(
                 f"this is a list of {len(context)} contexts of one form; join them to one with "
-                "one row per call: muninn.certify.sources.gather(contexts) (parts of one context go into "
-                "a tuple or a dict)"
+                "one row per call: muninn.certify.sources.gather(contexts) (parts of one context "
+                "go into a tuple or a dict)"
             )
     for path, array in arrays:
         if array.shape[0] == rows:

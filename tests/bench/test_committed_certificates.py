@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from muninn_bench.studies.closed_loop.certified import position_metric
 
 import muninn
 from muninn.identity.digest import digest
 from muninn_bench.registry import load_platform
-from muninn_bench.studies.closed_loop.certified import position_metric
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = sorted(

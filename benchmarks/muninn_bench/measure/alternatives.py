@@ -1,7 +1,7 @@
 """What a user would pick instead of Muninn, given what Muninn gets: spacing and order tuned.
 
 Every comparison takes its alternatives from here. They are tuned on tuning calls, never on test
-calls, by the score of Muninn's own tuner (:class:`muninn.certify.search.Search`): the deviation over
+calls, by the score of Muninn's own :class:`muninn.certify.search.Search`: the deviation over
 tolerance that all but the allowed share of the calls stay below.
 """
 

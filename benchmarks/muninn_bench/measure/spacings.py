@@ -1,7 +1,7 @@
 """Where a sampler with few evaluations may put them: states of the model, and ways to space them.
 
-A spacing is judged by what it does on tuning calls (:mod:`muninn_bench.measure.alternatives`), so here is a
-list of sensible ones. Each visits both ends: the noisiest state, and the least noisy one before the
+A spacing is judged by what it does on tuning calls (``alternatives.py``), so here is a list of
+sensible ones. Each visits both ends: the noisiest state, and the least noisy one before the
 clean trajectory (timestep 0 of a sampler that visits it).
 """
 

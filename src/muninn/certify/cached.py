@@ -61,7 +61,8 @@ class CachedPlanner:
         self._watch: Watch | None = None
         self._rewritten: Places = {}  # by the network itself, whenever it is asked
         self._identifying = threading.Lock()
-        self._ran = certificate.questions is not None  # under our eyes
+        # A network may set itself up when it first runs: where questions are asked, or in a call.
+        self._ran = certificate is None or certificate.questions is not None
         self._unidentified: str | None = None  # what a fingerprint leaves out, as it was at first
         self._judged = reason
         if certificate is not None and (found := self._identify(certificate)):
@@ -143,9 +144,7 @@ class CachedPlanner:
 
     def _judge(self, change: str | None) -> str | None:
         """Why the network does not fit; identifies it again where weights or settings changed."""
-        # A file without questions never ran the network, which may set itself up at its first call.
-        new, self._ran = not self._ran, True
-        if change == "code" and not new:
+        if change == "code" and self._ran:
             return (
                 "network: a method, a hook or another function that it runs was replaced after the "
                 f"certificate was compared with it; {_PUT_BACK}"
@@ -225,7 +224,7 @@ class CachedPlanner:
                 trajectory, record = self._runtime.run(
                     context, noise, lambda: looked.append(self._look(since))
                 )
-                reason = looked[0]()
+                reason, self._ran = looked[0](), True
             except Exception as error:
                 try:
                     reason = self._look()()

@@ -1,9 +1,8 @@
 """Make the policy's training data: episodes of Meta-World's scripted expert, disturbed.
 
-``python -m muninn_bench.tasks.metaworld.data --out data/metaworld.npz`` writes one file. Noise is added
-to the actions that are executed, the expert's own actions are recorded: they show the way back
-from wherever the noise led. Every episode is a function of its index alone; finished shards are
-kept and reused when the command is started again.
+Noise is added to the actions that are executed, the expert's own actions are recorded: they show
+the way back from wherever the noise led. Every episode is a function of its index alone; finished
+shards are kept and reused when the command is started again.
 """
 
 from __future__ import annotations
