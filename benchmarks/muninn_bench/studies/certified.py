@@ -154,7 +154,7 @@ class Certified:
     def alternatives(
         self, count: int, certificate: Certificate
     ) -> tuple[Planner, dict[str, Alternative]]:
-        """What the alternatives sample, and each at ``count`` evaluations, tuned for the promise."""
+        """What the alternatives sample, and each at ``count`` evaluations, tuned for the risk."""
         planner, table = self.planner, None
         if isinstance(self.task, Twinned):
             planner, table = self.task.twin(self.variant)

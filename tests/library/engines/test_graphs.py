@@ -476,8 +476,8 @@ for kind in ("static", "adaptive"):
 
 @pytest.mark.gpu
 def test_two_processes_plan_the_same() -> None:
-    folder = str(Path(__file__).parents[2] / "cases")
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *sys.path])}
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "cases")]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, *sys.path])}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", ANOTHER_PROCESS], env=variables, stdout=subprocess.PIPE
