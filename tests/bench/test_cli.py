@@ -7,14 +7,13 @@ from typer.testing import CliRunner
 
 from muninn_bench.cli import app
 
+COMMANDS = (
+    "tasks", "demo", "compare", "few-steps", "report", "data", "train", "fly", "monitor",
+    "coverage", "latency", "checks", "soak", "ablate",
+)  # fmt: skip
 
-@pytest.mark.parametrize(
-    "command",
-    (
-        "tasks demo compare few-steps report data train fly monitor coverage latency checks soak "
-        "ablate"
-    ).split(),
-)
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str) -> None:
     runner = CliRunner()
     assert command in runner.invoke(app, ["--help"]).output

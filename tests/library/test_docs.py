@@ -6,6 +6,8 @@ import doctest
 import re
 from pathlib import Path
 
+import pytest
+
 from ablation_cases import write_folder
 from muninn_bench.studies.ablation.raw import Raw
 from muninn_bench.studies.ablation.write import all_tables
@@ -29,3 +31,23 @@ def test_the_paper_page_names_every_table_of_the_study(tmp_path: Path) -> None:
     last_cells = [line.split("|")[-2] for line in answers.splitlines() if line.startswith("|")]
     named = {name for cell in last_cells for name in re.findall(r"`(\w+)(?:\.\.\.)?`", cell)}
     assert named == written
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    page
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "models/**/*.md",
+        "benchmarks/**/*.md",
+        "results/**/*.md",
+    )
+    for page in sorted(ROOT.glob(pattern))
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
