@@ -83,7 +83,7 @@ def compare(
     """Certify a task's planner, then run Full and every alternative beside it; resumes."""
     from muninn_bench.registry import find_task, require_variant
     from muninn_bench.report.tables import print_result
-    from muninn_bench.studies.certified import SMOKE, Certified, Sizes
+    from muninn_bench.studies.certified import SMOKE, Certified, Sizes, smoke_family
     from muninn_bench.studies.compare import compare as run
 
     found = find_task(task)
@@ -91,6 +91,8 @@ def compare(
     sizes = SMOKE if smoke else Sizes(calibration=calls, episodes=episodes, timed=timed)
     folder = out or Path("runs", "compare-smoke" if smoke else "compare", task, name)
     study = Certified(found, name, folder, sizes, tolerance=tolerance, risk=risk, seed=seed)
+    if smoke:
+        study.family, study.risk, study.tolerance = smoke_family(study.planner), 0.25, 1e3
     certificate = study.certify()
     console.print(certificate.promise())
     print_result(console, run(study, certificate, command_line()))
@@ -125,7 +127,9 @@ def demo(
         seed=seed,
         family=load_family("maze2d/family.json", seed),
     )
-    console.print(f"[bold]1. Certify[/] on {sizes.calibration} fresh calls: {tolerance:g}")
+    if smoke:
+        study.risk, study.tolerance = 0.25, 1e3
+    console.print(f"[bold]1. Certify[/] on {sizes.calibration} fresh calls")
     (out / "certificate.muninn.safetensors").unlink(missing_ok=True)  # live, every time
     certificate = study.certify()
     console.print(certificate.promise())

@@ -17,7 +17,9 @@ from muninn.certify.paired import PairedCalls, call_seed
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.model.planner import Planner
-from muninn.programs.plan import Family
+from muninn.programs.anchors import spread_steps
+from muninn.programs.forecast import Forecast
+from muninn.programs.plan import Everywhere, Family, Static
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSearch, available
 from muninn_bench.measure.matched import allowed_share, tuning_calls
@@ -46,7 +48,7 @@ class Sizes:
     confidence: float | None = 0.95
 
 
-SMOKE = Sizes(calibration=60, episodes=4, timed=3, tuning=8, confidence=None)
+SMOKE = Sizes(calibration=24, episodes=3, timed=2, tuning=3, confidence=None)
 """A miniature: every step is taken, and the figures mean nothing."""
 
 
@@ -170,10 +172,12 @@ class Certified:
         return planner, search.best(max(2, min(count, len(planner.sampler))), names)
 
 
-def save_family(path: Path, family: Family, seed: int, command: str) -> Path:
-    """Write a newly tuned family with the seed of the calls it was tuned on."""
-    document = {"command": command, "seed": seed, "family": family.to_json()}
-    return write_whole(path, json.dumps(document, indent=1) + "\n")
+def smoke_family(planner: Planner) -> Family:
+    """One untuned member, for a miniature: tuning takes minutes on a CPU."""
+    sampler = planner.sampler
+    anchors = spread_steps(len(sampler), max(3, len(sampler) // 10))
+    held = Forecast("velocity" if sampler.flow else "sample", 1)
+    return Family(held, (Everywhere(), Static(anchors)), "smoke")
 
 
 def load_family(name: str, seed: int) -> Family:
