@@ -283,7 +283,7 @@ def test_devices_and_settings() -> None:
     assert not CUDA.lighter().compile
     assert CUDA.lighter().warm_up == 50
     assert min(CUDA.batch_timed, CPU.batch_timed) >= 10
-    assert sizes("cuda", quick=True).timed < sizes("cpu", quick=False).timed
+    assert sizes("cuda", smoke=True).timed < sizes("cpu", smoke=False).timed
     assert variant_names("cpu", None) == ("maze2d-fp32", "transformer-fp32")
     assert variant_names("cuda", ("maze2d-fp16", "unet63m-fp16"))[0] == "unet63m-fp16"
     with pytest.raises(InputError, match="choose from maze2d-fp32"):

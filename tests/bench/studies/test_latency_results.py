@@ -227,7 +227,7 @@ def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("maze2d-fp32", "transformer-fp32"):
         subject = replace(tiny(name), trained=True)  # else there is nothing to draw
         monkeypatch.setitem(VARIANTS, name, lambda device, calls, subject=subject: subject)
-    monkeypatch.setattr(study, "sizes", lambda device, quick: TINY)
+    monkeypatch.setattr(study, "sizes", lambda device, smoke: TINY)
     arguments = (tmp_path, "cpu", True, True, "muninn-bench latency", False)
     found = study.run_latency(*arguments)
     assert [target.subject for target in found] == ["maze2d-fp32", "transformer-fp32"]
@@ -277,7 +277,7 @@ def test_the_whole_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         )
 
     monkeypatch.setitem(VARIANTS, "unet63m-fp16", build)
-    monkeypatch.setattr(study, "sizes", lambda device, quick: TINY)
+    monkeypatch.setattr(study, "sizes", lambda device, smoke: TINY)
     study.run_latency(tmp_path, "cuda", True, True, "a test", False, subjects=["unet63m-fp16"])
     rows = {row["method"]: row for row in read_csv(tmp_path / "cuda.csv")}
     assert {row["note"] for row in rows.values()} == {None}

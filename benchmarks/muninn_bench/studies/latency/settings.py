@@ -79,10 +79,10 @@ CPU = Settings(
 )
 
 
-def sizes(device: str, quick: bool) -> Settings:
-    """The settings of a device; ``quick`` is a smoke test of the whole run."""
+def sizes(device: str, smoke: bool) -> Settings:
+    """The settings of a device, or of a smoke test of the whole run on it."""
     chosen = CUDA if device == "cuda" else CPU
-    if not quick:
+    if not smoke:
         return chosen
     small = _growth((16, 32), (10, 20), (6, 8), (1, 2), (8, 16))
     few = replace(chosen, warm_up=1, timed=3, calls=3, tuning=4)
