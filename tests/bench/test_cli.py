@@ -10,7 +10,21 @@ from muninn_bench.cli import app
 
 @pytest.mark.parametrize(
     "command",
-    ["demo", "compare", "train", "data", "fly", "ablate", "tasks", "report", "monitor", "coverage", "latency", "soak", "few-steps"],
+    [
+        "demo",
+        "compare",
+        "train",
+        "data",
+        "fly",
+        "ablate",
+        "tasks",
+        "report",
+        "monitor",
+        "coverage",
+        "latency",
+        "soak",
+        "few-steps",
+    ],
 )
 def test_every_command_explains_itself(command: str) -> None:
     runner = CliRunner()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,7 @@ def worse_p_value(reference: ArrayLike, candidate: ArrayLike) -> float:
     >>> worse_p_value([True] * 6 + [False], [False] * 6 + [True])
     0.0625
     """
-    first, second = np.asarray(reference, dtype=bool), np.asarray(candidate, dtype=bool)
-    lost, won = int((first & ~second).sum()), int((~first & second).sum())
-    if lost + won == 0:
-        return 1.0
-    return float(stats.binomtest(lost, lost + won, 0.5, alternative="greater").pvalue)
+    return differ_p_value(reference, candidate, "greater")
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,9 @@ def spearman(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> tuple[float, 
     return float(result.statistic), float(result.pvalue)
 
 
-def differ_p_value(first: ArrayLike, second: ArrayLike) -> float:
+def differ_p_value(
+    first: ArrayLike, second: ArrayLike, alternative: Literal["two-sided", "greater"] = "two-sided"
+) -> float:
     """Two-sided exact McNemar p-value that two methods succeed equally often on the same trials.
 
     >>> differ_p_value([True] * 6 + [False], [False] * 6 + [True])
@@ -109,4 +107,5 @@ def differ_p_value(first: ArrayLike, second: ArrayLike) -> float:
     differ = int((one != two).sum())
     if not differ:
         return 1.0
-    return float(stats.binomtest(int((one & ~two).sum()), differ, 0.5).pvalue)
+    won = int((one & ~two).sum())
+    return float(stats.binomtest(won, differ, 0.5, alternative).pvalue)

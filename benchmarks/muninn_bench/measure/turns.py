@@ -19,13 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Turn(Generic[Result]):
-    """One timed call.
-
-    Attributes:
-        round: counted from 0; warm-up is not kept.
-        seconds: wall-clock, the device idle before and after.
-        result: what the call returned.
-    """
+    """One timed call: its round, counted from 0, its wall-clock time, and what it returned."""
 
     round: int
     seconds: float
@@ -82,22 +76,11 @@ def time_call(call: Callable[[], Result], device: torch.device) -> tuple[float, 
     return time.perf_counter() - began, result
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median, 99th percentile and maximum of seconds, in milliseconds.
+def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 99th percentile (linear between calls) and maximum of at least one, in milliseconds.
 
-    >>> Spread.of([0.004, 0.001, 0.002])
-    Spread(p50=2.0, p99=3.96, max=4.0)
+    >>> spread([0.004, 0.001, 0.002])
+    (2.0, 3.96, 4.0)
     """
-
-    p50: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread:
-        """Of at least one call; the percentile is interpolated linearly between calls."""
-        data = 1e3 * np.asarray(seconds, dtype=np.float64)
-        return cls(
-            float(np.median(data)), round(float(np.quantile(data, 0.99)), 9), float(data.max())
-        )
+    data = 1e3 * np.asarray(seconds, dtype=np.float64)
+    return float(np.median(data)), round(float(np.quantile(data, 0.99)), 9), float(data.max())

@@ -13,7 +13,6 @@ import muninn_bench.studies.latency.study as study
 from latency_cases import CONFIG, DEVICE, TINY, row, tiny
 from muninn.errors import InputError
 from muninn_bench.measure import machine
-from muninn_bench.measure.parts import host_parts
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.studies.latency import checks, profile
 from muninn_bench.studies.latency.measure import add_ratios
@@ -42,7 +41,7 @@ def test_parts_of_a_call_are_counted_and_the_clocks_taken_off() -> None:
     methods = {m.name: m for m in ways_for(programs, graphed=False, compiled=False)}
     before = [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams]
     make = methods["static-eager"].make
-    parts = host_parts(make, subject.call(0), DEVICE, profile.SEAMS, repeats=2)
+    parts = profile.host_parts(make, subject.call(0), DEVICE)
     assert [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams] == before
     counts = {part: count for part, (_, count) in parts.items()}
     assert counts["network"] == 5

@@ -18,7 +18,7 @@ from muninn.progress import Advance, Task
 from muninn.record import Record
 from muninn_bench.measure.machine import hardware, peak_memory, release
 from muninn_bench.measure.protocol import Run, plain
-from muninn_bench.measure.turns import Spread, take_turns, time_call
+from muninn_bench.measure.turns import spread, take_turns, time_call
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.studies.latency.programs import TunedPrograms
 from muninn_bench.studies.latency.rows import Row
@@ -47,14 +47,16 @@ def prepare(way: Way, call: tuple[Tensor, Noise], device: torch.device) -> Prepa
     """Build a way and run it twice: the first call compiles or captures."""
     try:
         run = way.make()
-        with peak_memory(device) as peak:
+
+        def twice() -> float:
             run(*call)
-            seconds, _ = time_call(lambda: run(*call), device)
+            return time_call(lambda: run(*call), device)[0]
+
+        seconds, memory = peak_memory(twice, device)
     except Exception as error:  # a compiler or a library that is missing must not cost the rest
-        first_line = str(error).strip().partition("\n")[0]
-        reason = f"{type(error).__name__}: {first_line}"
+        reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         return Prepared(way, None, note=f"skipped ({reason[:160]})")
-    return Prepared(way, run, seconds, peak.megabytes)
+    return Prepared(way, run, seconds, memory)
 
 
 def measure_variant(
@@ -123,7 +125,7 @@ def measure_variant(
 
 
 def _row(variant: TimedVariant, prepared: Prepared, calls: Sequence[Row], warm_up: int) -> Row:
-    spread = Spread.of([1e-3 * call["ms"] for call in calls]) if calls else None
+    p50, p99, longest = spread([1e-3 * call["ms"] for call in calls]) if calls else [None] * 3
     deviations = [call["deviation"] for call in calls if call["deviation"] is not None]
     horizon, dim = variant.planner.shape
     return {
@@ -139,9 +141,9 @@ def _row(variant: TimedVariant, prepared: Prepared, calls: Sequence[Row], warm_u
         "method_title": prepared.way.title,
         "engine": prepared.way.engine,
         "evaluations": float(np.mean([call["evaluations"] for call in calls])) if calls else None,
-        "p50_ms": spread and spread.p50,
-        "p99_ms": spread and spread.p99,
-        "max_ms": spread and spread.max,
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "max_ms": longest,
         "calls": len(calls),
         "warm_up": warm_up,
         "deviation_p95": float(np.quantile(deviations, 0.95)) if deviations else None,
@@ -180,9 +182,13 @@ def _times(
         device=variant.planner.device,
         advance=advance,
     )
-    medians = [Spread.of([turn.seconds for turn in own]).p50 for own in turns]
-    means = [float(np.mean([turn.result for turn in own])) for own in turns]
-    return list(zip(medians, means, strict=True))
+    return [
+        (
+            1e3 * float(np.median([turn.seconds for turn in own])),
+            float(np.mean([turn.result for turn in own])),
+        )
+        for own in turns
+    ]
 
 
 def measure_batch(
