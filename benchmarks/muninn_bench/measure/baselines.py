@@ -15,10 +15,7 @@ from muninn_bench.measure.spacings import State, sampler_states
 
 
 def few_steps(planner: Planner, count: int) -> Planner:
-    """The same model sampled with ``count`` deterministic DDIM (or Euler) steps, evenly spread.
-
-    :func:`muninn_bench.measure.alternatives.tune_alternatives` finds a better spacing.
-    """
+    """The same model sampled with ``count`` deterministic DDIM (or Euler) steps, evenly spread."""
     states = sampler_states(planner.sampler)
     return visiting(planner, [states[i] for i in spread_steps(len(states), count)])
 

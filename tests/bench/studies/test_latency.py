@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import muninn.engines.graphs
-import muninn_bench.measure.graphed
+import muninn_bench.studies.latency.ways
 from graph_cases import Replayed
 from latency_cases import DEVICE, TINY, row, tiny
 from muninn.engines.runtime import Runtime
@@ -47,7 +47,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[Replayed]:
         made.append(Replayed(function))
         return made[-1], made[-1].result
 
-    for module in (muninn.engines.graphs, muninn_bench.measure.graphed):
+    for module in (muninn.engines.graphs, muninn_bench.studies.latency.ways):
         monkeypatch.setattr(module, "capture", capture)
     monkeypatch.setattr(muninn.engines.graphs, "require_cuda", lambda planner: None)
     return made
@@ -262,7 +262,7 @@ def test_what_cannot_be_captured_is_not_timed_as_full_compute(
     def refuse(*_: Any) -> Any:
         raise RuntimeError("not permitted")
 
-    for module in (muninn.engines.graphs, muninn_bench.measure.graphed):
+    for module in (muninn.engines.graphs, muninn_bench.studies.latency.ways):
         monkeypatch.setattr(module, "capture", refuse)
     subject = tiny()
     methods = ways_for(TunedPrograms(subject, 5), graphed=True, compiled=False)

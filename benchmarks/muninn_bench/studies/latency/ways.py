@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from muninn.certify.cached import CachedPlanner
-from muninn.context import Context
+from muninn.context import Context, copy_into, select
+from muninn.engines.capture import capture
 from muninn.engines.choose import runtime_for
 from muninn.engines.compiled import CompiledDenoiser
 from muninn.engines.layout import channels_last
@@ -18,7 +20,6 @@ from muninn.model.planner import Engine, Noise, Planner
 from muninn.programs.plan import Program, Static
 from muninn.record import Record
 from muninn_bench.measure.alternatives import FEWSTEPS
-from muninn_bench.measure.graphed import GraphedSample
 from muninn_bench.measure.protocol import Run, fixed_cost, plain
 from muninn_bench.measure.uncalibrated import uncalibrated
 from muninn_bench.studies.latency.programs import TunedPrograms
@@ -80,6 +81,31 @@ def run_certified(planner: Planner, program: Program, engine: Engine, context: C
     """The same with the checks that a certificate for contexts like this makes at every call."""
     planner = replace(planner, engine=engine)
     return as_run(CachedPlanner(planner, uncalibrated(planner, program, context), "error"))
+
+
+class GraphedSample:
+    """A sampling function of one shape as one CUDA graph: captured at the first call."""
+
+    def __init__(self, planner: Planner, sample: Callable[..., Tensor]) -> None:
+        self._planner = planner
+        self._sample = sample
+        self._captured: tuple[Any, Tensor, Context, Noise] | None = None
+
+    @torch.no_grad()
+    def __call__(self, context: Context, *, noise: Noise) -> Tensor:
+        """The function's result, the caller's own copy."""
+        if self._captured is None:
+            rows = torch.arange(len(noise.initial), device=noise.initial.device)
+            inputs, buffers = select(context, rows), noise.select(rows)
+            graph, result = capture(
+                lambda: self._sample(inputs, noise=buffers), self._planner.device
+            )
+            self._captured = graph, result, inputs, buffers
+        graph, result, inputs, buffers = self._captured
+        copy_into(inputs, context)
+        buffers.initial.copy_(noise.initial, non_blocking=True)
+        graph.replay()
+        return result.clone()
 
 
 def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
