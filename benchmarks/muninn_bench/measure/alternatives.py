@@ -25,10 +25,16 @@ from muninn.model.schedule import FloatArray
 from muninn.programs.anchors import SegmentModel, spread_steps
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Static
-from muninn_bench.measure.baselines import visiting
+from muninn_bench.measure.baselines import (
+    State,
+    distinct,
+    sampler_states,
+    spacings,
+    trained_states,
+    visiting,
+)
 from muninn_bench.measure.multistep import ORDERS, MultistepPlanner, Solver
 from muninn_bench.measure.protocol import Run, batches, fixed_cost
-from muninn_bench.measure.spacings import State, distinct, sampler_states, spacings, trained_states
 from muninn_bench.measure.taylor import TaylorPlanner
 
 Sample = Callable[..., Tensor]

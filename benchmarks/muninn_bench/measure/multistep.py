@@ -11,8 +11,7 @@ from torch import Tensor
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
-from muninn_bench.measure.baselines import visiting
-from muninn_bench.measure.spacings import State
+from muninn_bench.measure.baselines import State, visiting
 
 Solver = Literal["dpmsolver", "unipc"]
 ORDERS: dict[Solver, tuple[int, ...]] = {"dpmsolver": (2, 3), "unipc": (1, 2, 3)}

@@ -84,8 +84,6 @@ def test_bisection_finds_the_largest_threshold_that_still_asks_for_the_evaluatio
     tried: list[float] = []
     bisect(lambda threshold: tried.append(threshold) or 20.4, 20.0, slack=0.5)
     assert len(tried) == 1  # near enough: stop
-    with pytest.raises(InputError, match="low < high"):
-        bisect(evaluations, 20.0, 2.0, 1.0)
 
 
 def test_programs_spend_what_they_are_given() -> None:
@@ -232,8 +230,6 @@ def test_a_method_that_cannot_run_is_noted_and_the_others_are_measured() -> None
     assert rows[1]["note"] == "skipped (RuntimeError: no compiler was found)"
     assert rows[1]["p50_ms"] is None
     assert {call["method"] for call in calls} == {"full-eager"}
-    with bars(False) as task, pytest.raises(InputError, match="first method"):
-        measure_variant(subject, methods[1:], TINY, task)
     assert prepare(methods[1], subject.call(0), DEVICE).run is None
 
 

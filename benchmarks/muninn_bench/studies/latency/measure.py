@@ -12,7 +12,6 @@ from torch import Tensor
 
 from muninn.certify.metrics import measure, rms_step
 from muninn.engines.rounds import RoundRuntime
-from muninn.errors import InputError
 from muninn.model.planner import Engine, Noise
 from muninn.progress import Advance, Task
 from muninn.record import Record
@@ -67,8 +66,6 @@ def measure_variant(
     Full eager plans every distinct call once before, which warms it up and gives the plans that
     deviations are measured from.
     """
-    if not ways or ways[0].name != "full-eager":
-        raise InputError("the first method is full-eager, the reference of all others")
     device, count = variant.planner.device, settings.calls
     calls = [variant.call(number) for number in range(count)]
     advance = task(f"{variant.name}: references", count)
@@ -81,8 +78,6 @@ def measure_variant(
     for way in ways:
         prepared.append(prepare(way, calls[0], device))
         advance(1)
-    if prepared[0].run is None:
-        raise InputError(f"full compute of {variant.name} does not run: {prepared[0].note}")
     warm_up = Counter({"full-eager": count})
 
     def at(name: str, run: Run) -> Callable[[int], tuple[Tensor, Record]]:
@@ -104,27 +99,29 @@ def measure_variant(
         warm_strides=[stride if way.engine == "eager" else 1 for way, stride in strides.items()],
         advance=task(f"{variant.name}: time", settings.warm_up + settings.timed),
     )
-    kept: dict[str, list[Row]] = {way.name: [] for way in ways}
+    made: list[Row] = []
     for each, own in zip(able, turns, strict=True):
+        alone = each.way.name.startswith("network-")  # evaluations that make no plan
         for turn in own:
-            (trajectory, record), number = turn.result, turn.round % count
-            alone = each.way.name.startswith("network-")  # evaluations that make no plan
-            full = references[number]
-            timed = {
-                "subject": variant.name,
-                "method": each.way.name,
-                "round": turn.round,
-                "call": number,
-                "ms": 1e3 * turn.seconds,
-                "evaluations": int(record.evaluations[0]),
-                "deviation": None if alone else float(measure(rms_step, full, trajectory)[0]),
-            }
-            kept[each.way.name].append(timed)
-    rows = [_row(variant, each, kept[each.way.name], warm_up[each.way.name]) for each in prepared]
-    return add_ratios(rows), [row for own in kept.values() for row in own]
+            (plan, record), number = turn.result, turn.round % count
+            apart = None if alone else float(measure(rms_step, references[number], plan)[0])
+            made.append(
+                {
+                    "subject": variant.name,
+                    "method": each.way.name,
+                    "round": turn.round,
+                    "call": number,
+                    "ms": 1e3 * turn.seconds,
+                    "evaluations": int(record.evaluations[0]),
+                    "deviation": apart,
+                }
+            )
+    rows = [_row(variant, each, made, warm_up[each.way.name]) for each in prepared]
+    return add_ratios(rows), made
 
 
-def _row(variant: TimedVariant, prepared: Prepared, calls: Sequence[Row], warm_up: int) -> Row:
+def _row(variant: TimedVariant, prepared: Prepared, made: Sequence[Row], warm_up: int) -> Row:
+    calls = [call for call in made if call["method"] == prepared.way.name]
     p50, p99, longest = spread([1e-3 * call["ms"] for call in calls]) if calls else [None] * 3
     deviations = [call["deviation"] for call in calls if call["deviation"] is not None]
     horizon, dim = variant.planner.shape
