@@ -120,11 +120,9 @@ def _sample(name: str, order: int, states: Sequence[State], planner: Planner) ->
 class AlternativeSearch:
     """The best of every alternative at a number of evaluations; a function of its calls alone.
 
-    Args:
-        paired: tuning calls, with the planner and the metric; none of them is tested on.
-        tolerance: what will be promised.
-        share: of calls that may exceed it, as Muninn's tuner has it.
-        alpha_bar: the model's training table, for samplers that skip trained timesteps.
+    ``paired`` are tuning calls, none of them tested on; ``share`` is that of calls that may exceed
+    the tolerance, as Muninn's tuner has it; ``alpha_bar`` is the model's training table, for
+    samplers that skip trained timesteps.
 
     Raises:
         InputError: the sampler is stochastic. Solvers of the deterministic equation would be

@@ -25,12 +25,9 @@ class MultistepPlanner:
     model. So the scheduler is built for a model that was trained on just these levels and asked to
     visit all of them, with its own spacing ``trailing``; the network is told its own timesteps.
 
-    Args:
-        planner: a diffusion planner with a deterministic sampler; its conditioning is applied as
-            in its own sampler, and its clipping to the clean sample that the solver is given.
-        states: to evaluate, noisiest first; from the last the solver goes to the clean sample.
-        solver: ``dpmsolver`` (DPM-Solver++, multistep) or ``unipc`` (UniPC, bh2).
-        order: of the solver, one of :data:`ORDERS`.
+    The planner's conditioning is applied as in its own sampler, its clipping to the clean sample
+    that the solver is given. States come noisiest first; from the last the solver goes to the clean
+    sample. Solvers: DPM-Solver++, multistep, and UniPC, bh2.
     """
 
     def __init__(

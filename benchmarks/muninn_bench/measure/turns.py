@@ -39,14 +39,9 @@ def take_turns(
 ) -> list[list[Turn[Result]]]:
     """Timed calls of every run, all runs in every round, each round beginning with another.
 
-    Args:
-        runs: called with the number of the round, negative while warming up.
-        warm_up, timed: rounds.
-        device: waited for before and after each call.
-        strides: run ``i`` takes part in every ``strides[i]``-th round; in all by default.
-        warm_strides: the same while warming up; as when timed by default.
-        before: called with the number of each round before it, untimed: makes what the runs read.
-        advance: called after every round.
+    Runs are called with the number of the round, negative while warming up, and so is ``before``,
+    untimed, ahead of each round: it makes what the runs read. Run ``i`` takes part in every
+    ``strides[i]``-th round, in all by default; ``warm_strides`` are the same while warming up.
     """
     if not runs or timed < 1:
         raise InputError(f"time at least one call of one method, got {len(runs)} and {timed}")

@@ -266,6 +266,8 @@ def test_checks_are_timed_and_written(tmp_path: Path, monkeypatch: pytest.Monkey
     ratio = found["checked_ms_p50"] / found["without_ms_p50"]
     assert found["cost_share"] == pytest.approx(ratio - 1.0)
     assert found["checks_alone_us_p50"] > 0.0
+    with pytest.raises(InputError, match="'cpu' or 'cuda'"):
+        checks.run_checks(tmp_path, "tpu", 3, "a test")
 
 
 @pytest.mark.gpu

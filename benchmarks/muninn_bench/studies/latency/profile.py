@@ -112,11 +112,7 @@ class Clock:
 
     @contextmanager
     def at(self, seams: Seams) -> Iterator[None]:
-        """Time the seams until the block ends.
-
-        Raises:
-            AttributeError: an owner has no such attribute.
-        """
+        """Time the seams until the block ends."""
         with ExitStack() as stack:
             for part, functions in seams.items():
                 for owner, name in functions:
@@ -209,9 +205,9 @@ def profile_variant(variant: TimedVariant, ways: list[Way], task: Task) -> tuple
 def part_rows(subject: str, method: str, view: str, parts: Parts) -> list[Row]:
     """Rows of the parts of a call, the longest first."""
     whole = sum(ms for ms, _ in parts.values())
-    keys = ("subject", "method", "view", "part", "ms", "share", "count")
+    about = {"subject": subject, "method": method, "view": view}
     return [
-        dict(zip(keys, (subject, method, view, part, ms, ms / whole, count), strict=True))
+        {**about, "part": part, "ms": ms, "share": ms / whole, "count": count}
         for part, (ms, count) in sorted(parts.items(), key=lambda item: -item[1][0])
     ]
 

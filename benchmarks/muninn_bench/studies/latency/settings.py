@@ -78,5 +78,5 @@ def sizes(device: str, smoke: bool) -> Settings:
     if not smoke:
         return chosen
     small = _growth((16, 32), (10, 20), (6, 8), (1, 2), (8, 16))
-    few = replace(chosen, warm_up=1, timed=3, calls=3, tuning=4)
-    return replace(few, batches=(4,), batch_timed=1, growth=small, growth_timed=2)
+    few = replace(chosen, evaluations=5, warm_up=1, timed=2, calls=2, tuning=2, compile=False)
+    return replace(few, batches=(2,), batch_timed=1, growth=small, growth_timed=1)

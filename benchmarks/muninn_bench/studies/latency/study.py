@@ -41,14 +41,8 @@ def run_latency(
 
     Written after every planner, so that an interrupted run keeps what it measured. On a GPU the
     planners that no target names get fewer rounds, no compiled networks, batches or profile.
-
-    Args:
-        out, device: folder of the results; ``cpu`` or ``cuda``.
-        smoke: a smoke test of the whole run, its figures worth nothing.
-        profile, compiled, growth, batches: whether to measure these parts; compiling takes most
-            of a minute a planner.
-        command: that was typed, for the page.
-        subjects, methods: names of planners and ways; all by default. Full eager always is.
+    ``subjects`` and ``methods`` name planners and ways, all by default; Full eager always runs.
+    ``command`` is what was typed, for the page.
 
     Raises:
         InputError: an unknown device, planner or way.
