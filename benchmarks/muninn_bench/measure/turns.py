@@ -34,14 +34,12 @@ def take_turns(
     device: torch.device,
     strides: Sequence[int] | None = None,
     warm_strides: Sequence[int] | None = None,
-    before: Callable[[int], object] = lambda number: None,
     advance: Advance = lambda steps: None,
 ) -> list[list[Turn[Result]]]:
     """Timed calls of every run, all runs in every round, each round beginning with another.
 
-    Runs are called with the number of the round, negative while warming up, and so is ``before``,
-    untimed, ahead of each round: it makes what the runs read. Run ``i`` takes part in every
-    ``strides[i]``-th round, in all by default; ``warm_strides`` are the same while warming up.
+    Runs are called with the number of the round, negative while warming up. Run ``i`` takes part
+    in every ``strides[i]``-th round, in all by default; while warming up ``warm_strides`` say so.
     """
     if not runs or timed < 1:
         raise InputError(f"time at least one call of one method, got {len(runs)} and {timed}")
@@ -49,7 +47,6 @@ def take_turns(
     warm = every if warm_strides is None else list(warm_strides)
     turns: list[list[Turn[Result]]] = [[] for _ in runs]
     for number in range(-warm_up, timed):
-        before(number)
         first = number % len(runs)
         for place in [*range(first, len(runs)), *range(first)]:
             # Shifted by place: else all slow runs would meet in the same rounds.

@@ -83,29 +83,25 @@ def run_certified(planner: Planner, program: Program, engine: Engine, context: C
     return as_run(CachedPlanner(planner, uncalibrated(planner, program, context), "error"))
 
 
-class GraphedSample:
-    """A sampling function of one shape as one CUDA graph: captured at the first call."""
-
-    def __init__(self, planner: Planner, sample: Callable[..., Tensor]) -> None:
-        self._planner = planner
-        self._sample = sample
-        self._captured: tuple[Any, Tensor, Context, Noise] | None = None
+def in_graph(planner: Planner, sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A sampling function of one shape as one CUDA graph, captured at the first call."""
+    captured: tuple[Any, Tensor, Context, Noise] | None = None
 
     @torch.no_grad()
-    def __call__(self, context: Context, *, noise: Noise) -> Tensor:
-        """The function's result, the caller's own copy."""
-        if self._captured is None:
+    def replayed(context: Context, *, noise: Noise) -> Tensor:
+        nonlocal captured
+        if captured is None:
             rows = torch.arange(len(noise.initial), device=noise.initial.device)
-            inputs, buffers = select(context, rows), noise.select(rows)
-            graph, result = capture(
-                lambda: self._sample(inputs, noise=buffers), self._planner.device
-            )
-            self._captured = graph, result, inputs, buffers
-        graph, result, inputs, buffers = self._captured
+            copies = select(context, rows), noise.select(rows)
+            made = capture(lambda: sample(copies[0], noise=copies[1]), planner.device)
+            captured = (*made, *copies)
+        graph, result, inputs, buffers = captured
         copy_into(inputs, context)
         buffers.initial.copy_(noise.initial, non_blocking=True)
         graph.replay()
         return result.clone()
+
+    return replayed
 
 
 def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
@@ -156,7 +152,7 @@ def ways_for(programs: TunedPrograms, *, graphed: bool, compiled: bool) -> list[
         else:
             alternative = programs.alternative(_ALTERNATIVES[what])
             sample, count = alternative.sample(planner), alternative.evaluations
-        return fixed_cost(GraphedSample(planner, sample) if graphed else sample, count)
+        return fixed_cost(in_graph(planner, sample) if graphed else sample, count)
 
     ways = []
     for on, whats in ON_CUDA if graphed else ON_CPU:
