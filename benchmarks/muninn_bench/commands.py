@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,9 @@ console = Console()
 
 Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
 Smoke = Annotated[bool, typer.Option("--smoke", help="A miniature, under runs/.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Results = Annotated[Path, typer.Option("--out", help="Result folder.")]
+LATENCY = Path("results/latency")
 
 
 def command_line() -> str:
@@ -22,8 +26,14 @@ def command_line() -> str:
     return shlex.join(["muninn-bench", *sys.argv[1:]])
 
 
+def tell(lines: Iterable[object]) -> None:
+    """Print each on a line of its own."""
+    for line in lines:
+        console.print(str(line), highlight=False)
+
+
 def coverage(
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/coverage"),
+    out: Results = Path("results/coverage"),
     smoke: Smoke = False,
     seed: Seed = 0,
 ) -> None:
@@ -33,12 +43,11 @@ def coverage(
 
     folder = Path("runs/coverage-smoke") if smoke else out
     options = replace(SMOKE if smoke else Options(), seed=seed)
-    for criterion in run_coverage(folder, options, command_line()):
-        console.print(str(criterion), highlight=False)
+    tell(run_coverage(folder, options, command_line()))
 
 
 def monitor(
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/monitor"),
+    out: Results = Path("results/monitor"),
     smoke: Smoke = False,
 ) -> None:
     """False alarms of the monitor, and its delay under five shifts; resumes if interrupted."""
@@ -46,14 +55,13 @@ def monitor(
     from muninn_bench.studies.monitor.study import run_monitor
 
     folder, options = (Path("runs/monitor-smoke"), SMOKE) if smoke else (out, Options())
-    for criterion in run_monitor(folder, options, command_line()):
-        console.print(str(criterion), highlight=False)
+    tell(run_monitor(folder, options, command_line()))
 
 
 def latency(
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    quick: Annotated[bool, typer.Option(help="A miniature for a smoke test, under runs/.")] = False,
+    out: Results = LATENCY,
+    device: Device = "cpu",
+    smoke: Smoke = False,
     profile: Annotated[bool, typer.Option(help="Also measure where the time goes.")] = False,
     subject: Annotated[
         list[str] | None, typer.Option(help="A planner to time, may be repeated; all by default.")
@@ -69,9 +77,9 @@ def latency(
     from muninn_bench.studies.latency.study import run_latency
 
     found = run_latency(
-        Path("runs/latency-quick") if quick else out,
+        Path("runs/latency-smoke") if smoke else out,
         device,
-        quick,
+        smoke,
         profile,
         command_line(),
         subjects=subject or None,
@@ -80,39 +88,38 @@ def latency(
         growth=growth,
         batches=batches,
     )
-    for target in found:
-        console.print(str(target), highlight=False)
+    tell(found)
 
 
 def soak(
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Results = LATENCY,
+    device: Device = "cpu",
     calls: Annotated[int, typer.Option(help="Calls in all.")] = 2000,
+    smoke: Smoke = False,
 ) -> None:
     """Thousands of calls of changing shape: does memory grow, do outputs change?"""
     from muninn_bench.studies.latency.soak import run_soak
 
-    for run in run_soak(out, device, calls, command_line()):
-        before, after = run["allocated_mb"]
-        console.print(
-            f"{run['program']}, {run['engine']}: {run['calls']} calls, {run['changed']} results "
-            f"changed, memory {before:.1f} -> {after:.1f} MB",
-            highlight=False,
-        )
+    folder = Path("runs/soak-smoke") if smoke else out
+    tell(
+        "{program}, {engine}: {calls} calls, {changed} results changed, memory "
+        "{allocated_mb[0]:.1f} -> {allocated_mb[1]:.1f} MB".format(**run)
+        for run in run_soak(folder, device, calls, command_line(), smoke=smoke)
+    )
 
 
 def checks(
-    out: Annotated[Path, typer.Option(help="Result folder.")] = Path("results/latency"),
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Results = LATENCY,
+    device: Device = "cpu",
     calls: Annotated[int, typer.Option(help="Timed calls of each kind.")] = 200,
+    smoke: Smoke = False,
 ) -> None:
     """What a certificate's checks cost: calls of six evaluations, with and without, in turns."""
     from muninn_bench.studies.latency.checks import run_checks
 
-    for row in run_checks(out, device, calls, command_line()):
-        console.print(
-            f"{row['planner']}, {row['engine']}: {row['without_ms_p50']:.2f} ms without, "
-            f"{row['checked_ms_p50']:.2f} ms with ({row['cost_share']:+.2%}); the checks alone "
-            f"take {row['checks_alone_us_p50']:.0f} us",
-            highlight=False,
-        )
+    folder, calls = (Path("runs/checks-smoke"), 3) if smoke else (out, calls)
+    tell(
+        "{planner}, {engine}: {without_ms_p50:.2f} ms without, {checked_ms_p50:.2f} ms with "
+        "({cost_share:+.2%}); the checks alone take {checks_alone_us_p50:.0f} us".format(**row)
+        for row in run_checks(folder, device, calls, command_line())
+    )

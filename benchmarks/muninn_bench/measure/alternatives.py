@@ -25,10 +25,16 @@ from muninn.model.schedule import FloatArray
 from muninn.programs.anchors import SegmentModel, spread_steps
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Static
-from muninn_bench.measure.baselines import visiting
+from muninn_bench.measure.baselines import (
+    State,
+    distinct,
+    sampler_states,
+    spacings,
+    trained_states,
+    visiting,
+)
 from muninn_bench.measure.multistep import ORDERS, MultistepPlanner, Solver
-from muninn_bench.measure.protocol import Run, fixed_cost
-from muninn_bench.measure.spacings import State, distinct, sampler_states, spacings, trained_states
+from muninn_bench.measure.protocol import Run, batches, fixed_cost
 from muninn_bench.measure.taylor import TaylorPlanner
 
 Sample = Callable[..., Tensor]
@@ -52,23 +58,14 @@ EMPHASES = (-4.0, -2.0, 0.0)
 
 @dataclass(frozen=True)
 class Alternative:
-    """A sampler with few evaluations, as it came out of tuning.
+    """A sampler with few evaluations, as it came out of tuning."""
 
-    Attributes:
-        name: one of :data:`METHODS`.
-        order: of the solver or the series.
-        spacing: how its states were found, in words.
-        states: at which the network is evaluated, noisiest first.
-        excess: its score on the tuning calls.
-        calls: how many they were.
-    """
-
-    name: str
-    order: int
-    spacing: str
-    states: tuple[State, ...]
-    excess: float
-    calls: int
+    name: str  # one of METHODS
+    order: int  # of the solver or the series
+    spacing: str  # how its states were found
+    states: tuple[State, ...]  # at which the network is evaluated, noisiest first
+    excess: float  # its score on the tuning calls
+    calls: int  # how many they were
 
     @property
     def evaluations(self) -> int:
@@ -85,20 +82,12 @@ class Alternative:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, JSON-ready."""
-        return {
-            "name": self.name,
-            "order": self.order,
-            "spacing": self.spacing,
-            "states": [list(state) for state in self.states],
-            "excess": self.excess,
-            "calls": self.calls,
-        }
+        return {**vars(self), "states": [list(state) for state in self.states]}
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> Alternative:
         """The inverse of :meth:`to_json`."""
-        states = tuple(State(*state) for state in stored["states"])
-        return cls(**{**stored, "states": states})
+        return cls(**{**stored, "states": tuple(State(*state) for state in stored["states"])})
 
     @classmethod
     def untuned(cls, name: str, planner: Planner, count: int) -> Alternative:
@@ -109,13 +98,8 @@ class Alternative:
 
     def tuned(self) -> dict[str, Any]:
         """What a result says of it (docs/architecture.md)."""
-        return {
-            "order": self.order,
-            "spacing": self.spacing,
-            "timesteps": [state.timestep for state in self.states],
-            "excess": self.excess,
-            "calls": self.calls,
-        }
+        every = {**vars(self), "timesteps": [state.timestep for state in self.states]}
+        return {key: every[key] for key in ("order", "spacing", "timesteps", "excess", "calls")}
 
 
 def _middle(name: str) -> int:
@@ -136,11 +120,9 @@ def _sample(name: str, order: int, states: Sequence[State], planner: Planner) ->
 class AlternativeSearch:
     """The best of every alternative at a number of evaluations; a function of its calls alone.
 
-    Args:
-        paired: tuning calls, with the planner and the metric; none of them is tested on.
-        tolerance: what will be promised.
-        share: of calls that may exceed it, as Muninn's tuner has it.
-        alpha_bar: the model's training table, for samplers that skip trained timesteps.
+    ``paired`` are tuning calls, none of them tested on; ``share`` is that of calls that may exceed
+    the tolerance, as Muninn's tuner has it; ``alpha_bar`` is the model's training table, for
+    samplers that skip trained timesteps.
 
     Raises:
         InputError: the sampler is stochastic. Solvers of the deterministic equation would be
@@ -170,10 +152,8 @@ class AlternativeSearch:
     def best(self, count: int, names: Sequence[str] | None = None) -> dict[str, Alternative]:
         """Every alternative at ``count`` evaluations a call, tuned.
 
-        Args:
-            count: evaluations, at least 2 and at most the sampler's steps.
-            names: which of :data:`METHODS`; by default all that fit the sampler and what is
-                installed.
+        ``count`` is at least 2 and at most the sampler's steps; ``names`` are by default all that
+        fit the sampler and what is installed.
         """
         offered = available(self._paired.planner)
         unknown = [name for name in names or () if name not in offered]
@@ -236,8 +216,7 @@ class AlternativeSearch:
 def deviations(run: Run, paired: PairedCalls, count: int) -> FloatArray:
     """Deviations of a method from full compute on the first ``count`` calls; inf if it fails."""
     parts = []
-    for at in range(0, count, paired.batch):
-        calls = list(range(at, min(at + paired.batch, count)))
+    for calls in batches(paired, count):
         plans, _ = run(paired.contexts(calls), paired.noise(calls))
         full = paired.full(calls)
         failed = ~plans.isfinite().flatten(1).all(dim=1)

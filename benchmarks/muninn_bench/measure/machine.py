@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from muninn.errors import InputError
+
+Result = TypeVar("Result")
 
 
 def find_device(name: str) -> torch.device:
@@ -34,18 +37,12 @@ def hardware(device: torch.device) -> str:
             f"{torch.cuda.get_device_name(device)}, PyTorch {torch.__version__}, "
             f"CUDA {torch.version.cuda}"
         )
+    told = Path("/proc/cpuinfo")
+    named = re.search(r"^model name\s*: *(.+)", told.read_text() if told.is_file() else "", re.M)
+    processor = named[1].strip() if named else platform.processor() or platform.machine()
     threads = torch.get_num_threads()
     plural = "" if threads == 1 else "s"
-    return f"{_processor()}, {threads} thread{plural}, PyTorch {torch.__version__}"
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.is_file():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    return f"{processor}, {threads} thread{plural}, PyTorch {torch.__version__}"
 
 
 def synchronise(device: torch.device) -> None:
@@ -76,25 +73,16 @@ def memory(device: torch.device) -> tuple[float, float, float]:
     return allocated, torch.cuda.memory_reserved(device) / 2**20, resident
 
 
-class Peak:
-    """Most memory that was allocated at a time beyond what was before, in MB; None on a CPU."""
+def peak_memory(work: Callable[[], Result], device: torch.device) -> tuple[Result, float | None]:
+    """The result of some work, and the most MB that it held at a time beyond what was there.
 
-    megabytes: float | None = None
-
-
-@contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measures what the block allocates at most, on top of weights and of other methods.
-
-    Resident memory of a process says nothing about one call, so a CPU is left out.
+    None on a CPU: resident memory of a process says nothing about one call.
     """
-    peak = Peak()
     if device.type != "cuda":
-        yield peak
-        return
+        return work(), None
     synchronise(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    yield peak
+    result = work()
     synchronise(device)
-    peak.megabytes = (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    return result, (torch.cuda.max_memory_allocated(device) - before) / 2**20

@@ -21,11 +21,16 @@ def allowed_share(certificate: Certificate) -> float:
     return (require_units(certify, certificate.risk, certificate.confidence, "") - 1) / certify
 
 
+def matched_evaluations(mean: float) -> int:
+    """Evaluations of the alternatives: Muninn's mean, rounded up, so that they get no fewer."""
+    return max(2, math.ceil(mean - 1e-9))
+
+
 def mean_evaluations(certificate: Certificate) -> int:
-    """Mean evaluations of the certified program on its own calls, rounded up; at least 2."""
+    """The same of the certified program on its own calls."""
     for row in certificate.realised:
         if row["member"] == certificate.member:
-            return max(2, math.ceil(float(row["evaluations_mean"]) - 1e-9))
+            return matched_evaluations(float(row["evaluations_mean"]))
     return int(certificate.identity["sampler"]["steps"])  # member 0: full compute
 
 
@@ -34,11 +39,8 @@ def tuning_calls(
 ) -> PairedCalls:
     """The calls of a calibration that tuned its family: same contexts, same noise.
 
-    Args:
-        planner: what was calibrated.
-        contexts: that ``calibrate`` was given, all of them.
-        metric: that it was given.
-        certificate: that came out, of ``unit="call"``.
+    Planner, contexts (all of them) and metric are those that ``calibrate`` was given; the
+    certificate, of ``unit="call"``, is what came out.
     """
     count = batch_size(contexts)
     if not count:

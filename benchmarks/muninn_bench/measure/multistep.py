@@ -11,8 +11,7 @@ from torch import Tensor
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
-from muninn_bench.measure.baselines import visiting
-from muninn_bench.measure.spacings import State
+from muninn_bench.measure.baselines import State, visiting
 
 Solver = Literal["dpmsolver", "unipc"]
 ORDERS: dict[Solver, tuple[int, ...]] = {"dpmsolver": (2, 3), "unipc": (1, 2, 3)}
@@ -26,12 +25,9 @@ class MultistepPlanner:
     model. So the scheduler is built for a model that was trained on just these levels and asked to
     visit all of them, with its own spacing ``trailing``; the network is told its own timesteps.
 
-    Args:
-        planner: a diffusion planner with a deterministic sampler; its conditioning is applied as
-            in its own sampler, and its clipping to the clean sample that the solver is given.
-        states: to evaluate, noisiest first; from the last the solver goes to the clean sample.
-        solver: ``dpmsolver`` (DPM-Solver++, multistep) or ``unipc`` (UniPC, bh2).
-        order: of the solver, one of :data:`ORDERS`.
+    The planner's conditioning is applied as in its own sampler, its clipping to the clean sample
+    that the solver is given. States come noisiest first; from the last the solver goes to the clean
+    sample. Solvers: DPM-Solver++, multistep, and UniPC, bh2.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,17 +32,11 @@ WARM_UP = 3
 
 @dataclass
 class Outcomes:
-    """What one method did on the test calls.
+    """What one method did on the test calls, one entry per call.
 
-    Attributes:
-        name: of the method.
-        evaluations, deviation: per call.
-        trajectories: (calls, horizon, dim), in the coordinates of the model.
-        success, score: of the episodes that the method drove, or None where the world has none.
-        seconds: of single timed calls.
-        single_deviation: of those calls, from full compute at batch 1 as well.
-        bound, estimate, evaluated: of the cached planner's records, else None.
-        tuned: order, spacing and score of a tuned alternative, else None.
+    Success and score are of the episodes that it drove, None where the world has none; seconds and
+    ``single_deviation`` are of single timed calls, compared with full compute at batch 1; ``tuned``
+    is :meth:`muninn_bench.measure.alternatives.Alternative.tuned`.
     """
 
     name: str
@@ -58,11 +51,6 @@ class Outcomes:
     estimate: FloatArray | None = None
     evaluated: npt.NDArray[np.bool_] | None = None
     tuned: dict[str, Any] | None = None
-
-
-def matched_evaluations(muninn: Outcomes) -> int:
-    """Evaluations of the alternatives: Muninn's mean, rounded up, so that they get no fewer."""
-    return max(2, math.ceil(float(muninn.evaluations.mean()) - 1e-9))
 
 
 def plain(planner: Planner) -> Run:
@@ -89,24 +77,27 @@ def fixed_cost(sample: Callable[..., Tensor], steps: int) -> Run:
     return run
 
 
-def full_outcomes(paired: PairedCalls, bar: Bars, batch: int = 32) -> Outcomes:
+def batches(paired: PairedCalls, count: int) -> list[list[int]]:
+    """The first of the paired calls, as many together as are run together."""
+    return [list(range(at, min(at + paired.batch, count))) for at in range(0, count, paired.batch)]
+
+
+def full_outcomes(paired: PairedCalls, bar: Bars) -> Outcomes:
     """Full compute on the paired calls: the plans that all others are compared with."""
     advance = bar("plan full", paired.count)
     trajectories = []
-    for at in range(0, paired.count, batch):
-        calls = list(range(at, min(at + batch, paired.count)))
+    for calls in batches(paired, paired.count):
         trajectories.append(paired.full(calls).float().cpu().numpy())
         advance(len(calls))
     evaluations = np.full(paired.count, len(paired.planner.sampler))
     return Outcomes("full", evaluations, np.zeros(paired.count), np.concatenate(trajectories))
 
 
-def plan_all(name: str, run: Run, paired: PairedCalls, bar: Bars, batch: int = 32) -> Outcomes:
+def plan_all(name: str, run: Run, paired: PairedCalls, bar: Bars) -> Outcomes:
     """What one method does on the paired calls, planned in batches."""
     advance = bar(f"plan {name}", paired.count)
     records, trajectories, deviations = [], [], []
-    for at in range(0, paired.count, batch):
-        calls = list(range(at, min(at + batch, paired.count)))
+    for calls in batches(paired, paired.count):
         trajectory, record = run(paired.contexts(calls), paired.noise(calls))
         deviations.append(measure(paired.metric, paired.full(calls), trajectory))
         trajectories.append(trajectory.float().cpu().numpy())
@@ -174,7 +165,7 @@ def summarise(
     by_name = {outcome.name: outcome for outcome in outcomes}
     full, muninn = by_name["full"], by_name["muninn"]
     sampler = fast.planner.sampler
-    result: dict[str, Any] = {
+    return {
         "planner": planner_name,
         "sampler": sampler.name,
         "steps": len(sampler),
@@ -187,11 +178,7 @@ def summarise(
         "confidence": certificate.confidence,
         "unit": certificate.unit,
         "loop": certificate.loop,
-        "calibration": {
-            "tune": certificate.counts["tune"],
-            "certify": certificate.counts["certify"],
-            "bound": certificate.counts["bound"],
-        },
+        "calibration": {part: certificate.counts[part] for part in ("tune", "certify", "bound")},
         "family": certificate.family.name,
         "member": certificate.member,
         "test_calls": len(full.deviation),
@@ -218,7 +205,6 @@ def summarise(
         "command": command,
         "versions": certificate.versions,
     }
-    return result
 
 
 def _method(outcome: Outcomes, tolerance: float) -> dict[str, Any]:

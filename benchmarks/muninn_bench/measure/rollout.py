@@ -22,11 +22,7 @@ LANES = 50
 class Drive:
     """One episode that a method drove; lists hold one entry per planning call.
 
-    Attributes:
-        result: how it ended.
-        contexts: what the planner was asked, each one row.
-        evaluations: of the network.
-        deviation: from full compute at the same context and noise; empty without a shadow.
+    A context is one row; deviations are from full compute at the same context and noise.
     """
 
     result: Result = field(default_factory=Result)
@@ -53,17 +49,9 @@ def roll_out(
 ) -> list[Drive]:
     """Episodes 0 to ``count`` of a stream, driven by a method.
 
-    The noise of a call is a function of seed, episode and call alone: methods are paired.
-
-    Args:
-        task, variant: the world and the planner.
-        run: the method.
-        stream: of episodes.
-        count: of episodes.
-        seed: of the noise.
-        shadow: full compute and a metric, to measure every call's deviation; its plans are not
-            executed.
-        advance: told how many episodes have ended.
+    The noise of a call is a function of seed, episode and call alone: methods are paired. With a
+    ``shadow``, full compute and a metric, every call's deviation is measured; the shadow's plans
+    are not executed.
     """
     planner, drives = task.planner(variant), [Drive() for _ in range(count)]
     for first in range(0, count, LANES):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +17,13 @@ from muninn.certify.risk import excess_p_value, wilson
 __all__ = ["bootstrap_mean", "excess_p_value", "wilson", "worse_p_value"]
 
 
-def bootstrap_mean(values: ArrayLike, seed: int = 0) -> tuple[float, float]:
+def bootstrap_mean(values: ArrayLike) -> tuple[float, float]:
     """95% percentile bootstrap interval of a mean, 10,000 replicates."""
     data = np.asarray(values, dtype=np.float64)
     if np.ptp(data) == 0.0:
         return float(data[0]), float(data[0])
     result = stats.bootstrap(
-        (data,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(seed)
+        (data,), np.mean, n_resamples=10_000, method="percentile", rng=np.random.default_rng(0)
     )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
@@ -36,11 +36,7 @@ def worse_p_value(reference: ArrayLike, candidate: ArrayLike) -> float:
     >>> worse_p_value([True] * 6 + [False], [False] * 6 + [True])
     0.0625
     """
-    first, second = np.asarray(reference, dtype=bool), np.asarray(candidate, dtype=bool)
-    lost, won = int((first & ~second).sum()), int((~first & second).sum())
-    if lost + won == 0:
-        return 1.0
-    return float(stats.binomtest(lost, lost + won, 0.5, alternative="greater").pvalue)
+    return differ_p_value(reference, candidate, "greater")
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,9 @@ def spearman(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> tuple[float, 
     return float(result.statistic), float(result.pvalue)
 
 
-def differ_p_value(first: ArrayLike, second: ArrayLike) -> float:
+def differ_p_value(
+    first: ArrayLike, second: ArrayLike, alternative: Literal["two-sided", "greater"] = "two-sided"
+) -> float:
     """Two-sided exact McNemar p-value that two methods succeed equally often on the same trials.
 
     >>> differ_p_value([True] * 6 + [False], [False] * 6 + [True])
@@ -109,4 +107,5 @@ def differ_p_value(first: ArrayLike, second: ArrayLike) -> float:
     differ = int((one != two).sum())
     if not differ:
         return 1.0
-    return float(stats.binomtest(int((one & ~two).sum()), differ, 0.5).pvalue)
+    won = int((one & ~two).sum())
+    return float(stats.binomtest(won, differ, 0.5, alternative).pvalue)

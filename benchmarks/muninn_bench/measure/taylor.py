@@ -20,11 +20,7 @@ class TaylorPlanner:
     Derivatives are finite differences of the last evaluations, each divided by the steps between
     them; the series is Taylor's, ``sum_k D_k n^k / k!`` after ``n`` steps, not the interpolating
     polynomial. No look-back, and the step index as variable: what is used for images and video.
-
-    Args:
-        planner: what is cached.
-        anchors: the steps to evaluate, increasing; the first and the last step among them.
-        order: of the series; 0 holds the last output.
+    Anchors are the steps to evaluate, the first and the last among them; order 0 holds the output.
     """
 
     def __init__(self, planner: Planner, anchors: Sequence[int], order: int = 1) -> None:

@@ -19,13 +19,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Turn(Generic[Result]):
-    """One timed call.
-
-    Attributes:
-        round: counted from 0; warm-up is not kept.
-        seconds: wall-clock, the device idle before and after.
-        result: what the call returned.
-    """
+    """One timed call: its round, counted from 0, its wall-clock time, and what it returned."""
 
     round: int
     seconds: float
@@ -40,19 +34,12 @@ def take_turns(
     device: torch.device,
     strides: Sequence[int] | None = None,
     warm_strides: Sequence[int] | None = None,
-    before: Callable[[int], object] = lambda number: None,
     advance: Advance = lambda steps: None,
 ) -> list[list[Turn[Result]]]:
     """Timed calls of every run, all runs in every round, each round beginning with another.
 
-    Args:
-        runs: called with the number of the round, negative while warming up.
-        warm_up, timed: rounds.
-        device: waited for before and after each call.
-        strides: run ``i`` takes part in every ``strides[i]``-th round; in all by default.
-        warm_strides: the same while warming up; as when timed by default.
-        before: called with the number of each round before it, untimed: makes what the runs read.
-        advance: called after every round.
+    Runs are called with the number of the round, negative while warming up. Run ``i`` takes part
+    in every ``strides[i]``-th round, in all by default; while warming up ``warm_strides`` say so.
     """
     if not runs or timed < 1:
         raise InputError(f"time at least one call of one method, got {len(runs)} and {timed}")
@@ -60,7 +47,6 @@ def take_turns(
     warm = every if warm_strides is None else list(warm_strides)
     turns: list[list[Turn[Result]]] = [[] for _ in runs]
     for number in range(-warm_up, timed):
-        before(number)
         first = number % len(runs)
         for place in [*range(first, len(runs)), *range(first)]:
             # Shifted by place: else all slow runs would meet in the same rounds.
@@ -82,22 +68,11 @@ def time_call(call: Callable[[], Result], device: torch.device) -> tuple[float, 
     return time.perf_counter() - began, result
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Median, 99th percentile and maximum of seconds, in milliseconds.
+def spread(seconds: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 99th percentile (linear between calls) and maximum of at least one, in milliseconds.
 
-    >>> Spread.of([0.004, 0.001, 0.002])
-    Spread(p50=2.0, p99=3.96, max=4.0)
+    >>> spread([0.004, 0.001, 0.002])
+    (2.0, 3.96, 4.0)
     """
-
-    p50: float
-    p99: float
-    max: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Spread:
-        """Of at least one call; the percentile is interpolated linearly between calls."""
-        data = 1e3 * np.asarray(seconds, dtype=np.float64)
-        return cls(
-            float(np.median(data)), round(float(np.quantile(data, 0.99)), 9), float(data.max())
-        )
+    data = 1e3 * np.asarray(seconds, dtype=np.float64)
+    return float(np.median(data)), round(float(np.quantile(data, 0.99)), 9), float(data.max())

@@ -20,12 +20,12 @@ from muninn.certify.certificate import Certificate
 from muninn.files import write_whole
 from muninn.model.planner import Planner
 from muninn.progress import bars
+from muninn_bench.measure.matched import matched_evaluations
 from muninn_bench.measure.protocol import (
     Call,
     Outcomes,
     Run,
     full_outcomes,
-    matched_evaluations,
     plain,
     plan_all,
     summarise,
@@ -62,7 +62,7 @@ def compare(study: Certified, certificate: Certificate, command: str) -> dict[st
     with bars(study.progress) as bar:
         outcomes = [full_outcomes(paired, bar), plan_all("muninn", runs["muninn"], paired, bar)]
         advance = bar("tune the alternatives", 1)
-        allowed = matched_evaluations(outcomes[1])
+        allowed = matched_evaluations(float(outcomes[1].evaluations.mean()))
         base, found = study.alternatives(allowed, certificate)
         advance(1)
         for name, alternative in found.items():

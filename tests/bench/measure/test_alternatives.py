@@ -32,9 +32,14 @@ from muninn_bench.measure.alternatives import (
     deviations,
     every_order,
 )
-from muninn_bench.measure.baselines import fixed_skip
+from muninn_bench.measure.baselines import (
+    distinct,
+    fixed_skip,
+    sampler_states,
+    spacings,
+    trained_states,
+)
 from muninn_bench.measure.matched import allowed_share, mean_evaluations, tuning_calls
-from muninn_bench.measure.spacings import distinct, sampler_states, spacings, trained_states
 
 SHAPE, STEPS, CALLS, COUNT = (8, 2), 40, 24, 7
 SCHEDULE = Schedule.cosine(STEPS)

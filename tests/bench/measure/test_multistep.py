@@ -15,8 +15,8 @@ from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim, ddpm, euler
+from muninn_bench.measure.baselines import State, sampler_states, spacings
 from muninn_bench.measure.multistep import ORDERS, MultistepPlanner, Solver
-from muninn_bench.measure.spacings import State, sampler_states, spacings
 
 diffusers = pytest.importorskip("diffusers")
 

@@ -9,7 +9,7 @@ import pytest
 from latency_cases import DEVICE
 from muninn.errors import InputError
 from muninn_bench.measure import turns
-from muninn_bench.measure.turns import Spread, take_turns
+from muninn_bench.measure.turns import spread, take_turns
 
 
 def test_every_run_takes_part_in_every_round_and_the_first_changes() -> None:
@@ -47,21 +47,6 @@ def test_slow_runs_take_part_in_fewer_rounds_at_different_times() -> None:
         take_turns([], warm_up=0, timed=1, device=DEVICE)
 
 
-def test_what_runs_read_is_made_before_each_round_and_not_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(turns.time, "perf_counter", lambda: seen.append("tick") or 0.0)
-    runs = [lambda number: seen.append(f"run {number}")] * 2
-    before = lambda number: seen.append(f"before {number}")  # noqa: E731
-    take_turns(runs, warm_up=1, timed=1, device=DEVICE, before=before)
-    one = ["tick", "run {0}", "tick"]
-    rounds = [["before {0}", *one, *one] for _ in range(2)]
-    assert seen == [
-        word.format(at) for at, words in zip((-1, 0), rounds, strict=True) for word in words
-    ]
-
-
 def test_the_device_is_idle_before_and_after_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr(turns, "synchronise", lambda device: seen.append("wait"))
@@ -73,7 +58,5 @@ def test_the_device_is_idle_before_and_after_each_call(monkeypatch: pytest.Monke
 
 
 def test_spread_by_hand() -> None:
-    spread = Spread.of([0.001 * value for value in range(1, 102)])  # 1 to 101 ms
-    assert spread.p50 == pytest.approx(51.0)
-    assert spread.p99 == pytest.approx(100.0)
-    assert spread.max == pytest.approx(101.0)
+    found = spread([0.001 * value for value in range(1, 102)])  # 1 to 101 ms
+    assert found == pytest.approx((51.0, 100.0, 101.0))

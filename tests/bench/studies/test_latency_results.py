@@ -13,7 +13,6 @@ import muninn_bench.studies.latency.study as study
 from latency_cases import CONFIG, DEVICE, TINY, row, tiny
 from muninn.errors import InputError
 from muninn_bench.measure import machine
-from muninn_bench.measure.parts import host_parts
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.studies.latency import checks, profile
 from muninn_bench.studies.latency.measure import add_ratios
@@ -42,7 +41,7 @@ def test_parts_of_a_call_are_counted_and_the_clocks_taken_off() -> None:
     methods = {m.name: m for m in ways_for(programs, graphed=False, compiled=False)}
     before = [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams]
     make = methods["static-eager"].make
-    parts = host_parts(make, subject.call(0), DEVICE, profile.SEAMS, repeats=2)
+    parts = profile.host_parts(make, subject.call(0), DEVICE)
     assert [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams] == before
     counts = {part: count for part, (_, count) in parts.items()}
     assert counts["network"] == 5
@@ -227,7 +226,7 @@ def test_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("maze2d-fp32", "transformer-fp32"):
         subject = replace(tiny(name), trained=True)  # else there is nothing to draw
         monkeypatch.setitem(VARIANTS, name, lambda device, calls, subject=subject: subject)
-    monkeypatch.setattr(study, "sizes", lambda device, quick: TINY)
+    monkeypatch.setattr(study, "sizes", lambda device, smoke: TINY)
     arguments = (tmp_path, "cpu", True, True, "muninn-bench latency", False)
     found = study.run_latency(*arguments)
     assert [target.subject for target in found] == ["maze2d-fp32", "transformer-fp32"]
@@ -267,6 +266,8 @@ def test_checks_are_timed_and_written(tmp_path: Path, monkeypatch: pytest.Monkey
     ratio = found["checked_ms_p50"] / found["without_ms_p50"]
     assert found["cost_share"] == pytest.approx(ratio - 1.0)
     assert found["checks_alone_us_p50"] > 0.0
+    with pytest.raises(InputError, match="'cpu' or 'cuda'"):
+        checks.run_checks(tmp_path, "tpu", 3, "a test")
 
 
 @pytest.mark.gpu
@@ -277,7 +278,7 @@ def test_the_whole_run_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         )
 
     monkeypatch.setitem(VARIANTS, "unet63m-fp16", build)
-    monkeypatch.setattr(study, "sizes", lambda device, quick: TINY)
+    monkeypatch.setattr(study, "sizes", lambda device, smoke: TINY)
     study.run_latency(tmp_path, "cuda", True, True, "a test", False, subjects=["unet63m-fp16"])
     rows = {row["method"]: row for row in read_csv(tmp_path / "cuda.csv")}
     assert {row["note"] for row in rows.values()} == {None}

@@ -32,6 +32,8 @@ def test_a_soak_of_a_tiny_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(document["runs"]) == 2
     with pytest.raises(InputError, match="at least"):
         soak.run_soak(tmp_path, "cpu", 119, "a test")
+    small = soak.run_soak(tmp_path, "cpu", 2000, "a test", progress=False, smoke=True)
+    assert [len(one["sweeps"]) for one in small] == [2, 2]
 
 
 @pytest.mark.parametrize("rare", [True, False])
@@ -43,9 +45,9 @@ def test_every_rare_call_comes_after_more_shapes_than_graphs_keep(rare: bool) ->
         return torch.zeros(1), None
 
     calls, device = 3 * soak.RARE_EVERY * len(soak.RARE), torch.device("cpu")
-    found = soak.soak(
-        run, lambda rows, first: (rows, None), device, calls, rare, lambda steps: None
-    )
+    batch = lambda rows, first: (rows, None)  # noqa: E731
+    sizes = soak.RARE if rare else ()
+    found = soak.soak(run, batch, device, calls, sizes, soak.RARE_EVERY, lambda steps: None)
     if not rare:
         assert set(seen) == set(soak.COMMON)
         return
@@ -74,7 +76,8 @@ def test_a_result_that_changes_and_memory_that_grows_are_seen(
 
     monkeypatch.setattr(soak, "memory", lambda device: (float(next(memory)), 0.0, 0.0))
     device = torch.device("cpu")
-    found = soak.soak(run, lambda rows, first: (None, None), device, 960, True, lambda steps: None)
+    batch = lambda rows, first: (None, None)  # noqa: E731
+    found = soak.soak(run, batch, device, 960, soak.RARE, soak.RARE_EVERY, lambda steps: None)
     assert found["changed"] == 1
     slope = 1e3 / (soak.RARE_EVERY * len(soak.RARE))  # a megabyte a sweep
     assert found["growth_mb_per_1000"] == pytest.approx(slope)

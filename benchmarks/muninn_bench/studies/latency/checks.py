@@ -18,7 +18,7 @@ from muninn.model.planner import Engine
 from muninn.programs.anchors import spread_steps
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Program, Static
-from muninn_bench.measure.machine import hardware
+from muninn_bench.measure.machine import find_device, hardware
 from muninn_bench.measure.turns import take_turns
 from muninn_bench.measure.uncalibrated import uncalibrated
 from muninn_bench.report.table import write_csv
@@ -87,9 +87,9 @@ def measure_checks(variant: TimedVariant, engine: Engine, layout: bool, timed: i
 
 def run_checks(out: Path, device: str, timed: int, command: str) -> list[Row]:
     """Measure every case of a device into ``checks_DEVICE.csv``."""
-    rows = []
+    place, rows = find_device(device), []
     for name, engine, layout in CASES[device]:
-        variant = VARIANTS[name](torch.device(device), CALLS)
+        variant = VARIANTS[name](place, CALLS)
         rows.append({**measure_checks(variant, engine, layout, timed), "command": command})
     write_csv(out / f"checks_{device}.csv", rows)
     return rows

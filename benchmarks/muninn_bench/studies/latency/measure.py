@@ -12,13 +12,12 @@ from torch import Tensor
 
 from muninn.certify.metrics import measure, rms_step
 from muninn.engines.rounds import RoundRuntime
-from muninn.errors import InputError
 from muninn.model.planner import Engine, Noise
 from muninn.progress import Advance, Task
 from muninn.record import Record
 from muninn_bench.measure.machine import hardware, peak_memory, release
 from muninn_bench.measure.protocol import Run, plain
-from muninn_bench.measure.turns import Spread, take_turns, time_call
+from muninn_bench.measure.turns import spread, take_turns, time_call
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.studies.latency.programs import TunedPrograms
 from muninn_bench.studies.latency.rows import Row
@@ -47,14 +46,16 @@ def prepare(way: Way, call: tuple[Tensor, Noise], device: torch.device) -> Prepa
     """Build a way and run it twice: the first call compiles or captures."""
     try:
         run = way.make()
-        with peak_memory(device) as peak:
+
+        def twice() -> float:
             run(*call)
-            seconds, _ = time_call(lambda: run(*call), device)
+            return time_call(lambda: run(*call), device)[0]
+
+        seconds, memory = peak_memory(twice, device)
     except Exception as error:  # a compiler or a library that is missing must not cost the rest
-        first_line = str(error).strip().partition("\n")[0]
-        reason = f"{type(error).__name__}: {first_line}"
+        reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         return Prepared(way, None, note=f"skipped ({reason[:160]})")
-    return Prepared(way, run, seconds, peak.megabytes)
+    return Prepared(way, run, seconds, memory)
 
 
 def measure_variant(
@@ -65,8 +66,6 @@ def measure_variant(
     Full eager plans every distinct call once before, which warms it up and gives the plans that
     deviations are measured from.
     """
-    if not ways or ways[0].name != "full-eager":
-        raise InputError("the first method is full-eager, the reference of all others")
     device, count = variant.planner.device, settings.calls
     calls = [variant.call(number) for number in range(count)]
     advance = task(f"{variant.name}: references", count)
@@ -79,8 +78,6 @@ def measure_variant(
     for way in ways:
         prepared.append(prepare(way, calls[0], device))
         advance(1)
-    if prepared[0].run is None:
-        raise InputError(f"full compute of {variant.name} does not run: {prepared[0].note}")
     warm_up = Counter({"full-eager": count})
 
     def at(name: str, run: Run) -> Callable[[int], tuple[Tensor, Record]]:
@@ -102,28 +99,30 @@ def measure_variant(
         warm_strides=[stride if way.engine == "eager" else 1 for way, stride in strides.items()],
         advance=task(f"{variant.name}: time", settings.warm_up + settings.timed),
     )
-    kept: dict[str, list[Row]] = {way.name: [] for way in ways}
+    made: list[Row] = []
     for each, own in zip(able, turns, strict=True):
+        alone = each.way.name.startswith("network-")  # evaluations that make no plan
         for turn in own:
-            (trajectory, record), number = turn.result, turn.round % count
-            alone = each.way.name.startswith("network-")  # evaluations that make no plan
-            full = references[number]
-            timed = {
-                "subject": variant.name,
-                "method": each.way.name,
-                "round": turn.round,
-                "call": number,
-                "ms": 1e3 * turn.seconds,
-                "evaluations": int(record.evaluations[0]),
-                "deviation": None if alone else float(measure(rms_step, full, trajectory)[0]),
-            }
-            kept[each.way.name].append(timed)
-    rows = [_row(variant, each, kept[each.way.name], warm_up[each.way.name]) for each in prepared]
-    return add_ratios(rows), [row for own in kept.values() for row in own]
+            (plan, record), number = turn.result, turn.round % count
+            apart = None if alone else float(measure(rms_step, references[number], plan)[0])
+            made.append(
+                {
+                    "subject": variant.name,
+                    "method": each.way.name,
+                    "round": turn.round,
+                    "call": number,
+                    "ms": 1e3 * turn.seconds,
+                    "evaluations": int(record.evaluations[0]),
+                    "deviation": apart,
+                }
+            )
+    rows = [_row(variant, each, made, warm_up[each.way.name]) for each in prepared]
+    return add_ratios(rows), made
 
 
-def _row(variant: TimedVariant, prepared: Prepared, calls: Sequence[Row], warm_up: int) -> Row:
-    spread = Spread.of([1e-3 * call["ms"] for call in calls]) if calls else None
+def _row(variant: TimedVariant, prepared: Prepared, made: Sequence[Row], warm_up: int) -> Row:
+    calls = [call for call in made if call["method"] == prepared.way.name]
+    p50, p99, longest = spread([1e-3 * call["ms"] for call in calls]) if calls else [None] * 3
     deviations = [call["deviation"] for call in calls if call["deviation"] is not None]
     horizon, dim = variant.planner.shape
     return {
@@ -139,9 +138,9 @@ def _row(variant: TimedVariant, prepared: Prepared, calls: Sequence[Row], warm_u
         "method_title": prepared.way.title,
         "engine": prepared.way.engine,
         "evaluations": float(np.mean([call["evaluations"] for call in calls])) if calls else None,
-        "p50_ms": spread and spread.p50,
-        "p99_ms": spread and spread.p99,
-        "max_ms": spread and spread.max,
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "max_ms": longest,
         "calls": len(calls),
         "warm_up": warm_up,
         "deviation_p95": float(np.quantile(deviations, 0.95)) if deviations else None,
@@ -180,9 +179,13 @@ def _times(
         device=variant.planner.device,
         advance=advance,
     )
-    medians = [Spread.of([turn.seconds for turn in own]).p50 for own in turns]
-    means = [float(np.mean([turn.result for turn in own])) for own in turns]
-    return list(zip(medians, means, strict=True))
+    return [
+        (
+            1e3 * float(np.median([turn.seconds for turn in own])),
+            float(np.mean([turn.result for turn in own])),
+        )
+        for own in turns
+    ]
 
 
 def measure_batch(

@@ -14,7 +14,6 @@ from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
 from muninn.certify.search import MODELS, Candidate, Search
 from muninn.engines.rounds import RoundRuntime
-from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
 from muninn.paper.gates import Threshold
 from muninn.paper.policy import ProbedPlanner
@@ -53,8 +52,6 @@ def bisect(
     >>> round(bisect(lambda threshold: 100.0 / threshold, 25.0, 1e-3, 1e3, trials=30), 4)
     4.0
     """
-    if not 0.0 < low < high:
-        raise InputError(f"thresholds must satisfy 0 < low < high, got {low} and {high}")
     for _ in range(trials):
         middle = math.sqrt(low * high)
         found = evaluations(middle)
@@ -117,7 +114,7 @@ class TunedPrograms:
         """A gate with ``ratio`` times the cap: rows of a batch differ in evaluations."""
         return Program(FORECAST, Adaptive(self._tight, cap=round(ratio * self.count)))
 
-    @functools.cached_property
+    @property
     def gated(self) -> Program:
         """A gate with a hard cap of ``count`` evaluations, which nearly every call reaches."""
         return self.capped(1.0)

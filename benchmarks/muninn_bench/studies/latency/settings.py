@@ -14,22 +14,15 @@ MOST_WORK = 5_000_000_000_000
 class Settings:
     """Sizes of a run.
 
-    Attributes:
-        evaluations: of every way that skips some, per call.
-        warm_up, timed: rounds; every way takes part in each, unless its calls are long. On a GPU
-            graphs and compiled networks take part in all of the warm-up.
-        calls: distinct calls; round ``i`` plans call ``i % calls`` in every way.
-        turn_seconds, longest_stride: a way whose calls take ``k`` times as long takes part in
-            every ``k``-th round only, so that slow baselines do not use up the time of the run.
-        batches, batch_timed: rows of the throughput measurements, and rounds of each.
-        growth, growth_timed: every size with its base value and the values it is varied to, one
-            size at a time, and rounds of each. ``width`` is that of the U-Net's finest level.
-        compile: whether networks are compiled too.
-        tuning: calls on which programs and alternatives are tuned.
+    Every way takes part in every round, unless its calls are ``k`` times as long as
+    ``turn_seconds``: then in every ``k``-th, so that slow baselines do not use up the time of the
+    run. Graphs and compiled networks take part in all of the warm-up. Round ``i`` plans call
+    ``i % calls`` in every way. Growth has every size with its base value and the values that it
+    is varied to, one size at a time; ``width`` is that of the U-Net's finest level.
     """
 
-    evaluations: int = 20
-    warm_up: int = 50
+    evaluations: int = 20  # per call, of every way that skips some
+    warm_up: int = 50  # rounds, as all that are timed
     timed: int = 100
     calls: int = 20
     turn_seconds: float = 0.025
@@ -39,7 +32,7 @@ class Settings:
     growth: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     growth_timed: int = 5
     compile: bool = True
-    tuning: int = 32
+    tuning: int = 32  # calls on which programs and alternatives are tuned
 
     def stride(self, seconds: float) -> int:
         """A way takes part in every such round, given how long one of its calls takes.
@@ -79,11 +72,11 @@ CPU = Settings(
 )
 
 
-def sizes(device: str, quick: bool) -> Settings:
-    """The settings of a device; ``quick`` is a smoke test of the whole run."""
+def sizes(device: str, smoke: bool) -> Settings:
+    """The settings of a device, or of a smoke test of the whole run on it."""
     chosen = CUDA if device == "cuda" else CPU
-    if not quick:
+    if not smoke:
         return chosen
     small = _growth((16, 32), (10, 20), (6, 8), (1, 2), (8, 16))
-    few = replace(chosen, warm_up=1, timed=3, calls=3, tuning=4)
-    return replace(few, batches=(4,), batch_timed=1, growth=small, growth_timed=2)
+    few = replace(chosen, evaluations=5, warm_up=1, timed=2, calls=2, tuning=2, compile=False)
+    return replace(few, batches=(2,), batch_timed=1, growth=small, growth_timed=1)

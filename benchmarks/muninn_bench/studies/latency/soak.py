@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from muninn_bench.measure.machine import find_device, hardware, memory, release,
 from muninn_bench.measure.protocol import Run
 from muninn_bench.studies.latency.programs import TunedPrograms
 from muninn_bench.studies.latency.rows import Row
-from muninn_bench.studies.latency.variants import VARIANTS
+from muninn_bench.studies.latency.variants import TUNING_CALLS, VARIANTS
 from muninn_bench.studies.latency.ways import run_program
 
 COMMON = (1, 1, 1, 1, 2, 5)
@@ -50,22 +50,28 @@ SHARES: dict[str, tuple[tuple[str, Engine, float], ...]] = {
 do. Compiled ones have common sizes only: each new size takes most of a minute."""
 
 
-def run_soak(out: Path, device: str, calls: int, command: str, progress: bool = True) -> list[Row]:
+def run_soak(
+    out: Path, device: str, calls: int, command: str, progress: bool = True, smoke: bool = False
+) -> list[Row]:
     """Soak a static and a gated program on every engine of the device; writes ``soak_DEVICE.json``.
+
+    A smoke test makes as few calls as show two sweeps, whatever ``calls`` says.
 
     Raises:
         InputError: too few calls, divided among programs and engines, to see anything.
     """
     place = find_device(device)
     subject = "maze2d-fp16" if device == "cuda" else "maze2d-fp32"
-    fewest = math.ceil(2 * _sweep() / min(share for _, _, share in SHARES[device]))
+    every, tuning = (2, 4) if smoke else (RARE_EVERY, TUNING_CALLS)
+    fewest = math.ceil(2 * every * len(RARE) / min(share for _, _, share in SHARES[device]))
+    calls = fewest if smoke else calls
     if calls < fewest:
         raise InputError(
             f"a soak on {device} needs at least {fewest} calls, two sweeps through all batch "
             f"sizes for each program; got {calls}"
         )
     variant = VARIANTS[subject](place, DISTINCT)
-    tuned = TunedPrograms(variant, EVALUATIONS)
+    tuned = TunedPrograms(variant, EVALUATIONS, tuning)
     programs = {"static": tuned.static, "gated": tuned.gated}  # before memory is looked at
     release(place)
     document: Row = {
@@ -74,7 +80,7 @@ def run_soak(out: Path, device: str, calls: int, command: str, progress: bool = 
         "subject": subject,
         "rows_of_calls": COMMON,
         "rows_of_rare_calls": RARE,
-        "rare_every": RARE_EVERY,
+        "rare_every": every,
         "before_mb": memory(place)[0],
     }
     runs = []
@@ -83,7 +89,8 @@ def run_soak(out: Path, device: str, calls: int, command: str, progress: bool = 
             count = round(calls * share)
             run = run_program(variant.planner, programs[name], engine)
             advance = task(f"{name}, {engine}", count)
-            seen = soak(run, variant.batch, place, count, engine != "compile", advance)
+            rare = () if engine == "compile" else RARE
+            seen = soak(run, variant.batch, place, count, rare, every, advance)
             runs.append({"program": name, "engine": engine, **seen})
             del run
             if engine == "compile":
@@ -99,31 +106,32 @@ def soak(
     batch: Callable[[int, int], Any],
     device: torch.device,
     calls: int,
-    rare: bool,
+    rare: Sequence[int],
+    every: int,
     advance: Advance,
 ) -> Row:
     """What many calls of one program show; memory in MB, at the end of the first and last sweep.
 
     A sweep is the calls in which every rare size comes once, so that the same shapes are held at
     the end of each. The compiler, unlike the graphs, keeps every shape: it gets no ``rare`` ones.
+    One call in ``every`` is rare.
     ``changed`` counts results that were not those of the first time; ``sweeps`` has calls made and
     :func:`memory` at the end of each; growth is the slope of allocated memory over all sweeps, and
     over the second half of them.
     """
     inputs = [batch(rows, 7 * at) for at, rows in enumerate(COMMON * (DISTINCT // len(COMMON)))]
-    common = len(inputs)
-    if rare:
-        inputs += [batch(rows, 5 * at) for at, rows in enumerate(RARE)]
+    common, sweep = len(inputs), every * len(RARE)
+    inputs += [batch(rows, 5 * at) for at, rows in enumerate(rare)]
     first: dict[int, str] = {}
     changed = 0
     sweeps: list[list[float]] = []
     for number in range(calls):
         place = number % common
-        if rare and (number + 1) % RARE_EVERY == 0:
-            place = common + number // RARE_EVERY % len(RARE)
+        if rare and (number + 1) % every == 0:
+            place = common + number // every % len(rare)
         digest = hashlib.sha256(run(*inputs[place])[0].cpu().numpy().tobytes()).hexdigest()
         changed += first.setdefault(place, digest) != digest
-        if (number + 1) % _sweep() == 0:
+        if (number + 1) % sweep == 0:
             synchronise(device)
             sweeps.append([number + 1, *memory(device)])
         advance(1)
@@ -139,10 +147,6 @@ def soak(
         "late_growth_mb_per_1000": _slope(np.array(sweeps[len(sweeps) // 2 :])),
         "sweeps": sweeps,
     }
-
-
-def _sweep() -> int:
-    return RARE_EVERY * len(RARE)
 
 
 def _slope(sweeps: FloatArray) -> float:

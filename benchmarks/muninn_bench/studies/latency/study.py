@@ -26,7 +26,7 @@ from muninn_bench.studies.latency.ways import EVERY, ways_for
 def run_latency(
     out: Path,
     device: str,
-    quick: bool,
+    smoke: bool,
     profile: bool,
     command: str,
     progress: bool = True,
@@ -41,14 +41,8 @@ def run_latency(
 
     Written after every planner, so that an interrupted run keeps what it measured. On a GPU the
     planners that no target names get fewer rounds, no compiled networks, batches or profile.
-
-    Args:
-        out, device: folder of the results; ``cpu`` or ``cuda``.
-        quick: a smoke test of the whole run, its figures worth nothing.
-        profile, compiled, growth, batches: whether to measure these parts; compiling takes most
-            of a minute a planner.
-        command: that was typed, for the page.
-        subjects, methods: names of planners and ways; all by default. Full eager always is.
+    ``subjects`` and ``methods`` name planners and ways, all by default; Full eager always runs.
+    ``command`` is what was typed, for the page.
 
     Raises:
         InputError: an unknown device, planner or way.
@@ -59,7 +53,7 @@ def run_latency(
     if unknown:
         raise InputError(f"no method {', '.join(unknown)}; choose from {', '.join(EVERY)}")
     wanted = EVERY if methods is None else ("full-eager", *methods)
-    settings = sizes(device, quick)
+    settings = sizes(device, smoke)
     settings = replace(settings, compile=settings.compile and compiled)
     graphed = device == "cuda"
     found: dict[str, list[Row]] = {kind: [] for kind in KINDS}

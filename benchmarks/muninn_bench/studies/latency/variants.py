@@ -43,20 +43,16 @@ class InpaintedEnds:
 class TimedVariant:
     """An eager planner to time with its network, and the calls to time it on.
 
-    Attributes:
-        contexts: one row per call, (calls, 2, 4).
-        precision: of the network's layers; states are float32.
-        tuning: contexts of other calls, on which programs and alternatives are tuned; None where
-            weights are random, and nothing can be tuned.
-        trained: False where weights are random.
+    Programs and alternatives are tuned on contexts of other calls; where weights are random there
+    are none, for nothing can be tuned.
     """
 
     name: str
     title: str
     network: nn.Module
     planner: Planner
-    contexts: Tensor
-    precision: Precision
+    contexts: Tensor  # one row per call, (calls, 2, 4)
+    precision: Precision  # of the network's layers; states are float32
     tuning: Tensor | None = None
     trained: bool = False
 

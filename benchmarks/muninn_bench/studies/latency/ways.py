@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from muninn.certify.cached import CachedPlanner
-from muninn.context import Context
+from muninn.context import Context, copy_into, select
+from muninn.engines.capture import capture
 from muninn.engines.choose import runtime_for
 from muninn.engines.compiled import CompiledDenoiser
 from muninn.engines.layout import channels_last
@@ -18,7 +20,6 @@ from muninn.model.planner import Engine, Noise, Planner
 from muninn.programs.plan import Program, Static
 from muninn.record import Record
 from muninn_bench.measure.alternatives import FEWSTEPS
-from muninn_bench.measure.graphed import GraphedSample
 from muninn_bench.measure.protocol import Run, fixed_cost, plain
 from muninn_bench.measure.uncalibrated import uncalibrated
 from muninn_bench.studies.latency.programs import TunedPrograms
@@ -82,6 +83,27 @@ def run_certified(planner: Planner, program: Program, engine: Engine, context: C
     return as_run(CachedPlanner(planner, uncalibrated(planner, program, context), "error"))
 
 
+def in_graph(planner: Planner, sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A sampling function of one shape as one CUDA graph, captured at the first call."""
+    captured: tuple[Any, Tensor, Context, Noise] | None = None
+
+    @torch.no_grad()
+    def replayed(context: Context, *, noise: Noise) -> Tensor:
+        nonlocal captured
+        if captured is None:
+            rows = torch.arange(len(noise.initial), device=noise.initial.device)
+            copies = select(context, rows), noise.select(rows)
+            made = capture(lambda: sample(copies[0], noise=copies[1]), planner.device)
+            captured = (*made, *copies)
+        graph, result, inputs, buffers = captured
+        copy_into(inputs, context)
+        buffers.initial.copy_(noise.initial, non_blocking=True)
+        graph.replay()
+        return result.clone()
+
+    return replayed
+
+
 def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
     """The evaluations of a static program and nothing else: they cannot be saved."""
     plan = program.plan
@@ -130,7 +152,7 @@ def ways_for(programs: TunedPrograms, *, graphed: bool, compiled: bool) -> list[
         else:
             alternative = programs.alternative(_ALTERNATIVES[what])
             sample, count = alternative.sample(planner), alternative.evaluations
-        return fixed_cost(GraphedSample(planner, sample) if graphed else sample, count)
+        return fixed_cost(in_graph(planner, sample) if graphed else sample, count)
 
     ways = []
     for on, whats in ON_CUDA if graphed else ON_CPU:
