@@ -9,7 +9,6 @@ a deployed cache meets others (docs/paper.md).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from torch import Tensor
 from muninn.certify.risk import order_statistic, require_risk, units_needed
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
-from muninn.paper.archive import Archived
 from muninn.paper.ghost import GhostPairs
 
 POINTS = 256
@@ -131,7 +129,7 @@ def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array,
 
 
 @dataclass(frozen=True, eq=False)
-class Envelope(Archived):
+class Envelope:
     """Tables of U_t for all eligible steps, and where they come from.
 
     Attributes:
@@ -144,8 +142,6 @@ class Envelope(Archived):
         void: k had to be lowered to the largest residual, so the level was not reached.
     """
 
-    kind: ClassVar[str] = "envelope-1"
-
     eligible: tuple[int, ...]
     grid: Tensor
     upper: Tensor
@@ -157,19 +153,6 @@ class Envelope(Archived):
     _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False
     )
-
-    def __post_init__(self) -> None:
-        shape = (len(self.eligible), POINTS)
-        for name, table in (("grid", self.grid), ("upper", self.upper)):
-            if tuple(table.shape) != shape or table.dtype != torch.float32:
-                raise InputError(
-                    f"{name} must be fp32 of shape {shape}, got {table.dtype} of shape "
-                    f"{tuple(table.shape)}"
-                )
-            if not torch.isfinite(table).all():
-                raise InputError(f"{name} holds NaN or Inf; fit the envelope again")
-        if not (self.grid.diff(dim=1) > 0).all():
-            raise InputError("grid must increase strictly along each row; fit the envelope again")
 
     def __call__(self, step: int, score: Tensor) -> Tensor:
         """Upper bounds on the reuse error at an eligible step, (batch,) fp32.
