@@ -38,27 +38,23 @@ class CallReport:
     """What happened in one call; plain values, for telemetry, filled in while it lasts.
 
     Attributes:
-        call: its number, from 0.
         began, finished, deadline: on the runner's clock.
-        mode: after the call's signal.
-        signal: rank (or the paper's rho) of the certified plan; None if there was none.
-        action: ``execute`` or ``hold``.
+        mode: after the call's signal, the rank (or the paper's rho) of the certified plan.
         estimate, source, factor: of the plan that is executed.
         reason: why it held, or did less than the mode asks for.
         fallback: why the certified program was run with full compute, if it was.
-        evaluations: denoiser evaluations of all plans of the call.
-        asked: sources that were asked for plans, in order.
+        evaluations: of all plans that were asked for.
         late: a plan was asked for and the deadline passed.
     """
 
-    call: int
+    call: int  # from 0
     began: float
     finished: float
     deadline: float
     mode: str = ""
     signal: float | None = None
     estimate: float | None = None
-    action: str = "hold"
+    action: str = "hold"  # or "execute"
     source: str | None = None
     factor: float | None = None
     reason: str | None = None
@@ -162,11 +158,8 @@ class Supervisor:
             if isinstance(action, Execute):
                 request, reply = answered[action.source]
                 plan, seed = reply.trajectories[action.row], request.seeds[action.row]
-                report.action, report.source, report.factor = (
-                    "execute",
-                    action.source,
-                    action.factor,
-                )
+                report.action, report.source = "execute", action.source
+                report.factor = action.factor
                 report.estimate = float(reply.record.estimate[action.row])
                 return Command(action, plan, seed, report)
             # Full compute repeats the certified plan's noise; candidates have noise of their own.

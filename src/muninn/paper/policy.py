@@ -43,7 +43,7 @@ class ProbedPlanner:
     """A planner whose denoiser's core runs only where a gate over the probe asks for it.
 
     Args:
-        gate: :class:`muninn.paper.Budget` for the published method.
+        gate: :func:`muninn.paper.paper_budget` for the published method.
         eligible: steps at which reuse is allowed; all but a tenth at either end by default.
         longest_age: most steps a prediction may be reused for; None as published.
     """
