@@ -29,24 +29,15 @@ from muninn.monitor.telemetry import JsonLines, Sample, read_lines
 
 @dataclass(frozen=True)
 class Audit:
-    """One unit compared with full compute.
+    """One unit compared with full compute; robot and call are unique together."""
 
-    Attributes:
-        certificate: digest of the certificate that was deployed.
-        robot, call: who and which call (for an episode: its last one); unique together.
-        ordinal: number of the audit in the robot's own sequence, from 0.
-        violated: the unit exceeded its tolerance, or full compute failed.
-        excess: worst deviation over tolerance; None where full compute failed.
-        time: wall clock, seconds since the epoch; for people, never used for order.
-    """
-
-    certificate: str
+    certificate: str  # digest of the one that was deployed
     robot: str
-    call: str
-    ordinal: int
-    violated: bool
-    excess: float | None
-    time: float
+    call: str  # for an episode: its last one
+    ordinal: int  # in the robot's own sequence, from 0
+    violated: bool  # the unit exceeded its tolerance, or full compute failed
+    excess: float | None  # worst deviation over tolerance; None where full compute failed
+    time: float  # wall clock, seconds since the epoch; for people, never used for order
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Audit:

@@ -41,12 +41,8 @@ def step_risk(risk: float, eligible_count: int, samples: int = 1) -> float:
 def conformal_index(residuals: int, risk: float, eligible_count: int, samples: int = 1) -> int:
     """k = ceil((n + 1)(1 - alpha_step)) for n residuals; n + 1 where no residual is high enough.
 
-    >>> (
-    ...     conformal_index(99, 0.1, 1),
-    ...     conformal_index(2048, 0.05, 80),
-    ...     conformal_index(2048, 0.05, 120),
-    ... )
-    (90, 2048, 2049)
+    >>> [conformal_index(2048, 0.05, eligible) for eligible in (1, 80, 120)]
+    [1947, 2048, 2049]
     """
     alpha = step_risk(risk, eligible_count, samples)
     return residuals + 1 - order_statistic(residuals, alpha, None)
@@ -134,11 +130,9 @@ class Envelope:
 
     Attributes:
         eligible: step indices that have a table, in order.
-        grid: scores, (eligible, 256) fp32, increasing along each row.
-        upper: U_t at them, (eligible, 256) fp32.
+        grid, upper: scores, increasing along each row, and U_t there; (eligible, 256) fp32.
         risk, samples: alpha of a call, and the M samples per decision that share it.
-        calls: calibration calls, both halves.
-        index: k, which of the sorted residuals was taken.
+        calls, index: calibration calls, and k, which of their sorted residuals was taken.
         void: k had to be lowered to the largest residual, so the level was not reached.
     """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -134,17 +134,17 @@ def full_chain(planner: Planner, context: Context, noise: Noise) -> tuple[list[T
     Raises:
         DenoiserError: a prediction has the wrong type, shape or device, or is not finite.
     """
-    noise = planner.prepare(context, noise, None)
-    x = planner.start(noise, context)
-    kept, finite = [], []
-    for step in range(len(planner.sampler)):
-        prediction = planner.denoiser(x, planner.timestep(step, len(x)), context)
-        prediction = check_prediction(prediction, x, None)
+    kept, finite = list[Tensor](), list[Tensor]()
+
+    def kept_prediction(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        prediction = check_prediction(planner.denoiser(x, timestep, context), x, None)
         finite.append(torch.isfinite(prediction).flatten(1).all(dim=1))
-        kept.append(used_epsilon(planner.sampler, x, prediction, step).clone())
-        x = planner.advance(x, prediction, step, noise.at(step, slice(None)), context)
+        kept.append(used_epsilon(planner.sampler, x, prediction, len(kept)).clone())
+        return prediction
+
+    trajectory = replace(planner, denoiser=kept_prediction).sample(context, noise=noise)
     _require_finite(torch.stack(finite), "the denoiser returned NaN or Inf")
-    return kept, x
+    return kept, trajectory
 
 
 @torch.no_grad()

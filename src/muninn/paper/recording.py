@@ -31,11 +31,9 @@ class Kept:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One finished call of a submodule.
+    """One finished call of a submodule, with a batch of some rows.
 
     Attributes:
-        module, name: the submodule and its dotted name.
-        batch: rows it was recorded with.
         shapes: of its input tensors, in order.
         written: values after the call of the inputs it wrote into, by position.
         output: what it returned, with a copy of each tensor in a :class:`Kept`.
