@@ -67,21 +67,6 @@ def calls_needed(risk: float, eligible_count: int, samples: int = 1) -> int:
     return max(2 * residuals_needed(risk, eligible_count, samples) - 1, 2)
 
 
-@dataclass(frozen=True, eq=False)
-class StepEnvelope:
-    """U_t of one step before it is tabulated, with m_t by its knots and q_t, the quantile."""
-
-    scores: FloatArray
-    errors: FloatArray
-    quantile: float
-
-    def __call__(self, scores: FloatArray) -> FloatArray:
-        """U_t at some scores: linear between the knots, constant outside."""
-        fitted = np.interp(scores, self.scores, self.errors)
-        upper: FloatArray = np.maximum(fitted + self.quantile, 0.0)
-        return upper
-
-
 def split_calls(calls: int, seed: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Calls that train the regression and calls that give residuals; one permutation, halved.
 
@@ -96,17 +81,25 @@ def split_calls(calls: int, seed: int = 0) -> tuple[npt.NDArray[np.int64], npt.N
     return order[: calls // 2], order[calls // 2 :]
 
 
-def fit_step(
-    train: tuple[FloatArray, FloatArray], held: tuple[FloatArray, FloatArray], index: int
-) -> StepEnvelope:
-    """Isotonic regression on one half, the ``index``-th smallest residual of the other.
+class StepEnvelope:
+    """U_t of one step before it is tabulated: the regression m_t plus q_t, never negative.
 
-    Each half is (scores, errors) of its calls, 1-D; the index k_t counts from 1.
+    Each half is (scores, errors) of its calls, 1-D: one trains the isotonic regression, of the
+    residuals of the other the ``index``-th smallest, from 1, is ``quantile``.
     """
-    fit = IsotonicRegression(y_min=0.0, increasing=True, out_of_bounds="clip").fit(*train)
-    knots, fitted = fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float)
-    residuals = np.sort(held[1] - np.interp(held[0], knots, fitted))
-    return StepEnvelope(knots, fitted, float(residuals[index - 1]))
+
+    def __init__(
+        self, train: tuple[FloatArray, FloatArray], held: tuple[FloatArray, FloatArray], index: int
+    ) -> None:
+        fit = IsotonicRegression(y_min=0.0, increasing=True, out_of_bounds="clip").fit(*train)
+        self._knots = fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float)
+        residuals = np.sort(held[1] - np.interp(held[0], *self._knots))
+        self.quantile = float(residuals[index - 1])
+
+    def __call__(self, scores: FloatArray) -> FloatArray:
+        """U_t at some scores: linear between the knots, constant outside."""
+        upper: FloatArray = np.maximum(np.interp(scores, *self._knots) + self.quantile, 0.0)
+        return upper
 
 
 def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array, _Float32Array]:
@@ -202,7 +195,7 @@ def fit_envelope(
     tables = []
     for step in pairs.eligible:
         scores, errors = pairs.scores[:, step], pairs.errors[:, step]
-        fitted = fit_step((scores[train], errors[train]), (scores[held], errors[held]), index)
+        fitted = StepEnvelope((scores[train], errors[train]), (scores[held], errors[held]), index)
         tables.append(tabulate(fitted, scores[held]))
     grid, upper = (torch.from_numpy(np.stack(part)) for part in zip(*tables, strict=True))
     return Envelope(pairs.eligible, grid, upper, risk, samples, pairs.calls, index, void)

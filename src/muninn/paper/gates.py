@@ -27,13 +27,9 @@ class Gate(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Which rows reuse at ``step``, what that costs them, and the next state; each (rows,).
 
-        The cost is zero where nothing is reused.
-
-        Args:
-            step: position in the sampler, 0 is the noisiest.
-            score: of this step's probe against the last one's, (rows,) float32.
-            allowed: rows that may reuse here, (rows,) bool.
-            state: from the last decision, (rows,) float32.
+        The score is that of this step's probe against the last one's, the state that of the last
+        decision, both (rows,) float32; rows may reuse where ``allowed``, (rows,) bool. The cost is
+        zero where nothing is reused.
         """
 
 

@@ -22,7 +22,6 @@ from muninn.paper.envelope import (
     calls_needed,
     conformal_index,
     fit_envelope,
-    fit_step,
     residuals_needed,
     split_calls,
     tabulate,
@@ -141,7 +140,7 @@ def fit_halves(
     pairs: GhostPairs, step: int, train: object, held: object, index: int
 ) -> StepEnvelope:
     scores, errors = pairs.scores[:, step], pairs.errors[:, step]
-    return fit_step((scores[train], errors[train]), (scores[held], errors[held]), index)  # type: ignore[index]
+    return StepEnvelope((scores[train], errors[train]), (scores[held], errors[held]), index)  # type: ignore[index]
 
 
 def test_one_permutation_with_seed_zero_halves_the_calls_for_every_step() -> None:
@@ -173,7 +172,7 @@ def test_the_envelope_is_the_papers_written_out(calls: int) -> None:
 
 def test_errors_that_follow_the_score_are_bounded_by_themselves() -> None:
     s = np.linspace(0.1, 2.0, 20)
-    fitted = fit_step((s, s**2), (s, s**2), 20)
+    fitted = StepEnvelope((s, s**2), (s, s**2), 20)
     assert fitted.quantile == 0.0
     np.testing.assert_allclose(fitted(s), s**2)
     np.testing.assert_allclose(fitted(np.array([0.0, 9.0])), [0.01, 4.0])  # clamped outside
@@ -181,7 +180,7 @@ def test_errors_that_follow_the_score_are_bounded_by_themselves() -> None:
 
 def test_errors_that_fall_with_the_score_are_bounded_by_a_constant() -> None:
     s = np.linspace(0.1, 2.0, 20)
-    fitted = fit_step((s, 5.0 - s), (s, 5.0 - s), 20)
+    fitted = StepEnvelope((s, 5.0 - s), (s, 5.0 - s), 20)
     mean = (5.0 - s).mean()  # all blocks of the regression are pooled
     assert fitted.quantile == pytest.approx(4.9 - mean)
     np.testing.assert_allclose(fitted(s), 4.9)
@@ -189,7 +188,7 @@ def test_errors_that_fall_with_the_score_are_bounded_by_a_constant() -> None:
 
 def test_the_envelope_is_never_negative() -> None:
     s = np.linspace(0.1, 2.0, 20)
-    fitted = fit_step((s, np.ones(20)), (s, np.zeros(20)), 20)
+    fitted = StepEnvelope((s, np.ones(20)), (s, np.zeros(20)), 20)
     assert fitted.quantile == -1.0 and (fitted(s) == 0.0).all()
     assert (tabulate(fitted, s)[1] == 0.0).all()
 
@@ -245,7 +244,7 @@ def test_the_table_is_the_least_fp32_above_the_envelope_on_a_strictly_increasing
 ) -> None:
     draw = arrays(np.float64, count, elements=SCORES)
     train, held = ((data.draw(draw), data.draw(draw)) for _ in range(2))
-    fitted = fit_step(train, held, data.draw(st.integers(1, count)))
+    fitted = StepEnvelope(train, held, data.draw(st.integers(1, count)))
     grid, upper = tabulate(fitted, held[0])
     assert grid.dtype == upper.dtype == np.float32
     assert grid.shape == upper.shape == (POINTS,)
