@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from muninn.errors import InputError, MuninnError
@@ -34,17 +35,15 @@ class Runner(Protocol):
         """The plans, or why there are none. Never raises; returns by ``until``."""
 
 
+@dataclass(eq=False)
 class InProcess:
     """Plans right here: for tests and simulation. It cannot return before a planner does.
 
-    Args:
-        programs: what plans.
-        clock: monotonic seconds; a simulation's own for virtual time.
+    The clock tells monotonic seconds; a simulation has its own for virtual time.
     """
 
-    def __init__(self, programs: Responder, clock: Clock = time.monotonic) -> None:
-        self.programs = programs
-        self.clock = clock
+    programs: Responder
+    clock: Clock = time.monotonic
 
     def ask(self, request: Request, until: float) -> Reply | str:
         """Plan; ``until`` is for the caller to check."""

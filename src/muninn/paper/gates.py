@@ -13,7 +13,6 @@ from muninn.model.planner import Planner
 from muninn.paper.envelope import Envelope
 
 Units = Literal["algorithm", "appendix", "mended"]
-UNITS: tuple[Units, ...] = get_args(Units)
 
 
 class Gate(Protocol):
@@ -82,8 +81,8 @@ def paper_budget(
         units: which of the three.
         sensitivity: False sets L_t = 1, the paper's ablation (iii).
     """
-    if units not in UNITS:
-        raise InputError(f"units must be one of {UNITS}, got {units!r}")
+    if units not in get_args(Units):
+        raise InputError(f"units must be one of {get_args(Units)}, got {units!r}")
     if not tolerance > 0.0:
         raise InputError(f"tolerance must be positive, got {tolerance}")
     horizon, width = planner.shape[0], planner.shape[-1]
