@@ -46,15 +46,9 @@ def machine() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Measured seconds of one source of plans, sorted.
-
-    Attributes:
-        per_evaluation: worst seconds of a call over the evaluations of a plan it made.
-        evaluations, most_evaluations: most that a plan was seen to take, and may take.
-    """
+    """Sorted seconds of one source; most evaluations that a plan was seen to take, and may take."""
 
     seconds: tuple[float, ...]
-    per_evaluation: float
     evaluations: int
     most_evaluations: int
 
@@ -63,17 +57,12 @@ class Timing:
         """The slowest call. Were calls exchangeable, the next of n + 1 exceeds it 1 in n + 1."""
         return self.seconds[-1]
 
-    @property
-    def possible(self) -> float:
-        """Seconds of a plan that takes all the evaluations it may, each as slow as the slowest."""
-        return max(self.worst, self.per_evaluation * self.most_evaluations)
-
     def quantile(self, level: float) -> float:
         """Upper quantile by rank, ceil(level (n + 1)); infinite where there are too few calls.
 
-        >>> Timing(tuple(range(1, 100)), 0.0, 1, 1).quantile(0.99)
+        >>> Timing(tuple(range(1, 100)), 1, 1).quantile(0.99)
         99.0
-        >>> Timing(tuple(range(1, 99)), 0.0, 1, 1).quantile(0.99)
+        >>> Timing(tuple(range(1, 99)), 1, 1).quantile(0.99)
         inf
         """
         place = math.ceil(level * (len(self.seconds) + 1) - 1e-9)
@@ -84,9 +73,7 @@ class Timing:
 class Times:
     """The table of one machine: timings by source of plans, or by a member's number.
 
-    Attributes:
-        candidates: plans per call of ``resampled``.
-        margin: worst times are multiplied by it before they are compared with what is left.
+    ``candidates`` are plans per call of ``resampled``; ``margin`` times the worst is set aside.
     """
 
     machine: dict[str, str]
@@ -190,7 +177,6 @@ def measure_times(
     timings = {
         str(source): Timing(
             tuple(sorted(took for took, _ in measured)),
-            max(took / max(evaluations, 1) for took, evaluations in measured),
             max(evaluations for _, evaluations in measured),
             programs.most_evaluations(source),
         )

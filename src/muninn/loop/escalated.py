@@ -26,21 +26,14 @@ Supervise = Callable[[Observation, float], Command]
 
 @dataclass(frozen=True)
 class EscalatedVerdict:
-    """Whether an escalated program keeps its promise.
-
-    Attributes:
-        excess: worst deviation over tolerance of each episode, (episodes,).
-        allowed: episodes that might have exceeded the tolerance.
-        calls, holds: planning calls of all episodes, and those that executed no plan.
-        tolerance: a number, or the name of the function.
-    """
+    """Whether an escalated program keeps its promise."""
 
     certified: bool
-    excess: FloatArray
-    allowed: int
+    excess: FloatArray  # worst deviation over tolerance of each episode, (episodes,)
+    allowed: int  # episodes that might have exceeded the tolerance
     calls: int
-    holds: int
-    tolerance: float | str
+    holds: int  # calls that executed no plan
+    tolerance: float | str  # a number, or the name of the function
     risk: float
     confidence: float | None
     metric: str

@@ -20,7 +20,6 @@ from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.loop.escalation import PlanSource
 from muninn.model.planner import Noise, Planner
-from muninn.programs.plan import Adaptive
 from muninn.record import Record
 
 Screen = Callable[[Tensor, Context], bool]
@@ -131,9 +130,7 @@ class CertifiedPrograms:
         if self.fast.certificate is None:
             return steps
         plan = self.fast.certificate.family.member(member).plan
-        if isinstance(plan, Adaptive):
-            return min(plan.cap, steps)
-        return len(getattr(plan, "anchors", range(steps)))
+        return min(getattr(plan, "cap", steps), len(getattr(plan, "anchors", range(steps))))
 
     def members(self) -> Sequence[int]:
         """Members among which a call may choose by itself, conservative first.

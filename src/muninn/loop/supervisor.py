@@ -11,7 +11,7 @@ A command executes a screened plan of this very call, or holds and says why. No 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -38,27 +38,23 @@ class CallReport:
     """What happened in one call; plain values, for telemetry, filled in while it lasts.
 
     Attributes:
-        call: its number, from 0.
         began, finished, deadline: on the runner's clock.
-        mode: after the call's signal.
-        signal: rank (or the paper's rho) of the certified plan; None if there was none.
-        action: ``execute`` or ``hold``.
+        mode: after the call's signal, the rank (or the paper's rho) of the certified plan.
         estimate, source, factor: of the plan that is executed.
         reason: why it held, or did less than the mode asks for.
         fallback: why the certified program was run with full compute, if it was.
-        evaluations: denoiser evaluations of all plans of the call.
-        asked: sources that were asked for plans, in order.
+        evaluations: of all plans that were asked for.
         late: a plan was asked for and the deadline passed.
     """
 
-    call: int
+    call: int  # from 0
     began: float
     finished: float
     deadline: float
     mode: str = ""
     signal: float | None = None
     estimate: float | None = None
-    action: str = "hold"
+    action: str = "hold"  # or "execute"
     source: str | None = None
     factor: float | None = None
     reason: str | None = None
@@ -88,47 +84,40 @@ class Command:
     report: CallReport
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Ties planner, escalation and deadline together.
 
-    Args:
-        runner: where plans are computed.
-        escalation: the machine.
+    Attributes:
+        runner, escalation: where plans are computed, and the machine.
         needs: worst times, from :meth:`muninn.loop.deadline.Times.needs`; zeros try everything.
         budget: seconds from ``now`` to the deadline of a call.
         oldest: seconds that an observation may be old when a call begins.
         seed: of all noise.
-
-    Attributes:
         state: mode and hysteresis; a new episode may set ``State()``.
         alarm: set it, to the reason, to have every call planned with full compute (an alarm of the
             monitor); None to trust the certified program again.
         log: latencies, misses and reasons for holding.
     """
 
-    def __init__(
-        self,
-        runner: Runner,
-        escalation: Escalation,
-        *,
-        budget: float,
-        oldest: float = math.inf,
-        needs: Needs | None = None,
-        seed: int = 0,
-    ) -> None:
-        if not budget > 0.0 or not oldest > 0.0:
-            raise InputError(f"budget and oldest are positive seconds, got {budget} and {oldest}")
-        self.runner = runner
-        self.escalation = escalation
-        self.needs = needs or Needs()
-        self.budget = budget
-        self.oldest = oldest
-        self.seed = seed
-        self.state = State()
-        self.alarm: str | None = None
-        self.log = LatencyLog()
-        self._calls = 0
-        self._last = -math.inf
+    runner: Runner
+    escalation: Escalation
+    _: KW_ONLY
+    budget: float
+    oldest: float = math.inf
+    needs: Needs | None = None
+    seed: int = 0
+    state: State = field(default_factory=State, init=False)
+    alarm: str | None = field(default=None, init=False)
+    log: LatencyLog = field(default_factory=LatencyLog, init=False)
+    _calls: int = field(default=0, init=False)
+    _last: float = field(default=-math.inf, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0.0 or not self.oldest > 0.0:
+            raise InputError(
+                f"budget and oldest are positive seconds, got {self.budget} and {self.oldest}"
+            )
 
     def supervise(self, observation: Observation, now: float) -> Command:
         """The command for an observation; ``now`` is the runner's clock at the robot's tick."""
@@ -151,7 +140,7 @@ class Supervisor:
 
     def _run(self, report: CallReport, observation: Observation) -> Command:
         refusal = self._refusal(report.began, observation)
-        call = Stage(report.deadline, self.needs, failure=refusal, alarm=self.alarm)
+        call = Stage(report.deadline, self.needs or Needs(), failure=refusal, alarm=self.alarm)
         if refusal is None:
             call = self._look_at_clock(report, call)
         answered: dict[str, tuple[Request, Reply]] = {}
@@ -162,11 +151,8 @@ class Supervisor:
             if isinstance(action, Execute):
                 request, reply = answered[action.source]
                 plan, seed = reply.trajectories[action.row], request.seeds[action.row]
-                report.action, report.source, report.factor = (
-                    "execute",
-                    action.source,
-                    action.factor,
-                )
+                report.action, report.source = "execute", action.source
+                report.factor = action.factor
                 report.estimate = float(reply.record.estimate[action.row])
                 return Command(action, plan, seed, report)
             # Full compute repeats the certified plan's noise; candidates have noise of their own.

@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from muninn.errors import InputError, MuninnError
@@ -35,17 +35,15 @@ class Runner(Protocol):
         """The plans, or why there are none. Never raises; returns by ``until``."""
 
 
+@dataclass(eq=False)
 class InProcess:
     """Plans right here: for tests and simulation. It cannot return before a planner does.
 
-    Args:
-        programs: what plans.
-        clock: monotonic seconds; a simulation's own for virtual time.
+    The clock tells monotonic seconds; a simulation has its own for virtual time.
     """
 
-    def __init__(self, programs: Responder, clock: Clock = time.monotonic) -> None:
-        self.programs = programs
-        self.clock = clock
+    programs: Responder
+    clock: Clock = time.monotonic
 
     def ask(self, request: Request, until: float) -> Reply | str:
         """Plan; ``until`` is for the caller to check."""
@@ -73,7 +71,6 @@ class WorkerProcess:
             raise InputError(f"patience is a number of seconds, at least 0, got {patience}")
         self._build = build
         self._patience = patience
-        self._retired: list[BaseProcess] = []
         self.replaced = self._number = 0
         self._broken: str | None = None
         self._answer: Reply | str | None = None
@@ -98,7 +95,7 @@ class WorkerProcess:
 
     def ask(self, request: Request, until: float) -> Reply | str:
         """The plans by ``until``, or why there are none."""
-        self._retired = [process for process in self._retired if process.is_alive()]
+        multiprocessing.active_children()  # takes leave of those that were killed
         if self._broken is not None:
             return self._broken
         while not self._idle:  # starting, or still at an earlier request whose answer is void
@@ -148,7 +145,6 @@ class WorkerProcess:
     def _replace(self, why: str) -> str:
         self._socket.close()
         self._process.kill()
-        self._retired.append(self._process)
         self.replaced += 1
         self._start()
         return f"{why}; it is being replaced"

@@ -29,24 +29,15 @@ from muninn.monitor.telemetry import JsonLines, Sample, read_lines
 
 @dataclass(frozen=True)
 class Audit:
-    """One unit compared with full compute.
+    """One unit compared with full compute; robot and call are unique together."""
 
-    Attributes:
-        certificate: digest of the certificate that was deployed.
-        robot, call: who and which call (for an episode: its last one); unique together.
-        ordinal: number of the audit in the robot's own sequence, from 0.
-        violated: the unit exceeded its tolerance, or full compute failed.
-        excess: worst deviation over tolerance; None where full compute failed.
-        time: wall clock, seconds since the epoch; for people, never used for order.
-    """
-
-    certificate: str
+    certificate: str  # digest of the one that was deployed
     robot: str
-    call: str
-    ordinal: int
-    violated: bool
-    excess: float | None
-    time: float
+    call: str  # for an episode: its last one
+    ordinal: int  # in the robot's own sequence, from 0
+    violated: bool  # the unit exceeded its tolerance, or full compute failed
+    excess: float | None  # worst deviation over tolerance; None where full compute failed
+    time: float  # wall clock, seconds since the epoch; for people, never used for order
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Audit:
@@ -118,6 +109,8 @@ class Monitor:
     Attributes:
         audits: every audit, in order.
         path: log e-value after each of them.
+        alarm: why the certificate is no longer to be relied on, or None. Cleared by recalibration.
+        warning: that error estimates have drifted, or None: an early sign, no violated promise.
     """
 
     def __init__(
@@ -142,9 +135,9 @@ class Monitor:
         self._clock = clock
         self._run = secrets.token_hex(4)
         self._calls = self._estimates = 0
-        self._alarm: str | None = None
+        self.alarm: str | None = None
         self._alarmed_at: int | None = None
-        self._warning: str | None = None
+        self.warning: str | None = None
         self._saved = True
         self._log = None if log is None else JsonLines(log)
         self._unwritten: list[Audit] = []
@@ -181,37 +174,27 @@ class Monitor:
             return
         self._estimates += 1
         self._drift.add(estimate)
-        if self._warning is None and self._drift.e_value >= 1.0 / self.level:
-            self._warning = (
+        if self.warning is None and self._drift.e_value >= 1.0 / self.level:
+            self.warning = (
                 f"error estimates are no longer like those before (after {self._estimates} "
                 f"episodes, level {self.level:g}); the promise may still hold, audits decide"
             )
-            log_once(self._warning)
+            log_once(self.warning)
 
     def _count(self, audit: Audit) -> None:
         self.audits.append(audit)
         self._evidence.add(audit.ordinal, audit.violated)
         self.path.append(self._evidence.log_e_value)
-        if self._alarm is None and self.path[-1] >= -math.log(self.level):
-            self._alarm = f"monitor {self._evidence.alarm}"
+        if self.alarm is None and self.path[-1] >= -math.log(self.level):
+            self.alarm = f"monitor {self._evidence.alarm}"
             self._alarmed_at = len(self.audits)
             self._saved = False
-            log_once(self._alarm)
+            log_once(self.alarm)
 
     @property
     def e_value(self) -> float:
         """Evidence against the promise now; an alarm stays even if this falls again."""
         return self._evidence.e_value
-
-    @property
-    def alarm(self) -> str | None:
-        """Why the certificate is no longer to be relied on, or None. Cleared by recalibration."""
-        return self._alarm
-
-    @property
-    def warning(self) -> str | None:
-        """That error estimates have drifted, or None. An early sign, not a violated promise."""
-        return self._warning
 
     def report(self) -> dict[str, Any]:
         """Everything behind an alarm, JSON-ready."""

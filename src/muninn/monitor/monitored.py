@@ -27,9 +27,8 @@ from muninn.record import Record
 class _Episode:
     """What is kept of the episode under way; whether it is audited is drawn before its first call.
 
-    Attributes:
-        held: one call drawn uniformly so far, or all of them where the unit is the episode.
-        estimate: of one call drawn uniformly so far.
+    ``estimate`` is that of one call, uniform among those so far, which is ``held`` for the audit;
+    where the unit is the episode, all calls are.
     """
 
     key: Hashable

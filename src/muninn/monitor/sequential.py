@@ -28,13 +28,6 @@ _BETS = np.array([-2.0, -1.0, 0.0, 1.0, 2.0])
 _JUMPS = np.array([[1e-2], [1e-3], [1e-4]])
 
 
-def require_level(level: float) -> float:
-    """The number, if it is a usable probability of a false alarm."""
-    if not 0.0 < level < 1.0:
-        raise InputError(f"level must lie strictly between 0 and 1 (0.05 is usual), got {level}")
-    return float(level)
-
-
 def log_e_value(
     trials: npt.NDArray[np.int64],
     violations: npt.NDArray[np.int64],
@@ -78,10 +71,12 @@ class RiskEvidence:
     """
 
     def __init__(self, risk: float, level: float = 0.05) -> None:
-        if not 0.0 < risk < 1.0:
-            raise InputError(f"risk must lie strictly between 0 and 1, got {risk}")
-        self.risk = float(risk)
-        self.level = require_level(level)
+        if not (0.0 < risk < 1.0 and 0.0 < level < 1.0):
+            raise InputError(
+                "risk and level (0.05 is usual for both) lie strictly between 0 and 1, got "
+                f"{risk} and {level}"
+            )
+        self.risk, self.level = float(risk), float(level)
         self.audits = self.violations = 0
         self._counts: dict[int, list[int]] = {}
 

@@ -186,13 +186,12 @@ class Shadow:
 
     def submit(self, call: str, work: Work) -> None:
         """Queue an audit; never raises, and never runs it."""
-        audit = Pending(call, work)
         if self._stream is not None:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record(torch.cuda.current_stream(self._device))
-            audit.run = partial(_in_stream, self._stream, copied, work)
-        self._queue.append(audit)
-        self._hand_over(audit)
+            work = partial(_in_stream, self._stream, copied, work)
+        self._queue.append(Pending(call, work))
+        self._hand_over(self._queue[-1])
 
     def _hand_over(self, audit: Pending) -> None:
         if self.executor is None:

@@ -9,32 +9,25 @@ shows what came out). For a promise that does, use :func:`muninn.calibrate`.
     plans, record = ProbedPlanner(planner, probe, gate)(context)   # Algorithm 1
 """
 
-from muninn.paper.envelope import Envelope, calls_needed, fit_envelope
-from muninn.paper.epsilon import eligible_steps, used_epsilon
-from muninn.paper.gates import Accumulated, Budget, Gate, Threshold, paper_budget
+from muninn.paper.envelope import calls_needed, fit_envelope
+from muninn.paper.epsilon import eligible_steps
+from muninn.paper.gates import Accumulated, Threshold, paper_budget
 from muninn.paper.ghost import GhostPairs, collect_pairs
 from muninn.paper.named_split import NamedSplit
-from muninn.paper.policy import PaperRecord, ProbedPlanner
+from muninn.paper.policy import ProbedPlanner
 from muninn.paper.probe_gate import ProbeGatedRuntime
-from muninn.paper.score import SCORES
-from muninn.paper.split import GuidedSplit, InputSplit, NetworkSplit, Probe, Split, split_of
+from muninn.paper.split import GuidedSplit, InputSplit, NetworkSplit, Probe, split_of
 
 __all__ = [
-    "SCORES",
     "Accumulated",
-    "Budget",
-    "Envelope",
-    "Gate",
     "GhostPairs",
     "GuidedSplit",
     "InputSplit",
     "NamedSplit",
     "NetworkSplit",
-    "PaperRecord",
     "Probe",
     "ProbeGatedRuntime",
     "ProbedPlanner",
-    "Split",
     "Threshold",
     "calls_needed",
     "collect_pairs",
@@ -42,5 +35,4 @@ __all__ = [
     "fit_envelope",
     "paper_budget",
     "split_of",
-    "used_epsilon",
 ]

@@ -9,7 +9,6 @@ a deployed cache meets others (docs/paper.md).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +19,6 @@ from torch import Tensor
 from muninn.certify.risk import order_statistic, require_risk, units_needed
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
-from muninn.paper.archive import Archived
 from muninn.paper.ghost import GhostPairs
 
 POINTS = 256
@@ -43,12 +41,8 @@ def step_risk(risk: float, eligible_count: int, samples: int = 1) -> float:
 def conformal_index(residuals: int, risk: float, eligible_count: int, samples: int = 1) -> int:
     """k = ceil((n + 1)(1 - alpha_step)) for n residuals; n + 1 where no residual is high enough.
 
-    >>> (
-    ...     conformal_index(99, 0.1, 1),
-    ...     conformal_index(2048, 0.05, 80),
-    ...     conformal_index(2048, 0.05, 120),
-    ... )
-    (90, 2048, 2049)
+    >>> [conformal_index(2048, 0.05, eligible) for eligible in (1, 80, 120)]
+    [1947, 2048, 2049]
     """
     alpha = step_risk(risk, eligible_count, samples)
     return residuals + 1 - order_statistic(residuals, alpha, None)
@@ -73,21 +67,6 @@ def calls_needed(risk: float, eligible_count: int, samples: int = 1) -> int:
     return max(2 * residuals_needed(risk, eligible_count, samples) - 1, 2)
 
 
-@dataclass(frozen=True, eq=False)
-class StepEnvelope:
-    """U_t of one step before it is tabulated, with m_t by its knots and q_t, the quantile."""
-
-    scores: FloatArray
-    errors: FloatArray
-    quantile: float
-
-    def __call__(self, scores: FloatArray) -> FloatArray:
-        """U_t at some scores: linear between the knots, constant outside."""
-        fitted = np.interp(scores, self.scores, self.errors)
-        upper: FloatArray = np.maximum(fitted + self.quantile, 0.0)
-        return upper
-
-
 def split_calls(calls: int, seed: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Calls that train the regression and calls that give residuals; one permutation, halved.
 
@@ -102,17 +81,25 @@ def split_calls(calls: int, seed: int = 0) -> tuple[npt.NDArray[np.int64], npt.N
     return order[: calls // 2], order[calls // 2 :]
 
 
-def fit_step(
-    train: tuple[FloatArray, FloatArray], held: tuple[FloatArray, FloatArray], index: int
-) -> StepEnvelope:
-    """Isotonic regression on one half, the ``index``-th smallest residual of the other.
+class StepEnvelope:
+    """U_t of one step before it is tabulated: the regression m_t plus q_t, never negative.
 
-    Each half is (scores, errors) of its calls, 1-D; the index k_t counts from 1.
+    Each half is (scores, errors) of its calls, 1-D: one trains the isotonic regression, of the
+    residuals of the other the ``index``-th smallest, from 1, is ``quantile``.
     """
-    fit = IsotonicRegression(y_min=0.0, increasing=True, out_of_bounds="clip").fit(*train)
-    knots, fitted = fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float)
-    residuals = np.sort(held[1] - np.interp(held[0], knots, fitted))
-    return StepEnvelope(knots, fitted, float(residuals[index - 1]))
+
+    def __init__(
+        self, train: tuple[FloatArray, FloatArray], held: tuple[FloatArray, FloatArray], index: int
+    ) -> None:
+        fit = IsotonicRegression(y_min=0.0, increasing=True, out_of_bounds="clip").fit(*train)
+        self._knots = fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float)
+        residuals = np.sort(held[1] - np.interp(held[0], *self._knots))
+        self.quantile = float(residuals[index - 1])
+
+    def __call__(self, scores: FloatArray) -> FloatArray:
+        """U_t at some scores: linear between the knots, constant outside."""
+        upper: FloatArray = np.maximum(np.interp(scores, *self._knots) + self.quantile, 0.0)
+        return upper
 
 
 def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array, _Float32Array]:
@@ -131,20 +118,16 @@ def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array,
 
 
 @dataclass(frozen=True, eq=False)
-class Envelope(Archived):
+class Envelope:
     """Tables of U_t for all eligible steps, and where they come from.
 
     Attributes:
         eligible: step indices that have a table, in order.
-        grid: scores, (eligible, 256) fp32, increasing along each row.
-        upper: U_t at them, (eligible, 256) fp32.
+        grid, upper: scores, increasing along each row, and U_t there; (eligible, 256) fp32.
         risk, samples: alpha of a call, and the M samples per decision that share it.
-        calls: calibration calls, both halves.
-        index: k, which of the sorted residuals was taken.
+        calls, index: calibration calls, and k, which of their sorted residuals was taken.
         void: k had to be lowered to the largest residual, so the level was not reached.
     """
-
-    kind: ClassVar[str] = "envelope-1"
 
     eligible: tuple[int, ...]
     grid: Tensor
@@ -157,19 +140,6 @@ class Envelope(Archived):
     _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False
     )
-
-    def __post_init__(self) -> None:
-        shape = (len(self.eligible), POINTS)
-        for name, table in (("grid", self.grid), ("upper", self.upper)):
-            if tuple(table.shape) != shape or table.dtype != torch.float32:
-                raise InputError(
-                    f"{name} must be fp32 of shape {shape}, got {table.dtype} of shape "
-                    f"{tuple(table.shape)}"
-                )
-            if not torch.isfinite(table).all():
-                raise InputError(f"{name} holds NaN or Inf; fit the envelope again")
-        if not (self.grid.diff(dim=1) > 0).all():
-            raise InputError("grid must increase strictly along each row; fit the envelope again")
 
     def __call__(self, step: int, score: Tensor) -> Tensor:
         """Upper bounds on the reuse error at an eligible step, (batch,) fp32.
@@ -225,7 +195,7 @@ def fit_envelope(
     tables = []
     for step in pairs.eligible:
         scores, errors = pairs.scores[:, step], pairs.errors[:, step]
-        fitted = fit_step((scores[train], errors[train]), (scores[held], errors[held]), index)
+        fitted = StepEnvelope((scores[train], errors[train]), (scores[held], errors[held]), index)
         tables.append(tabulate(fitted, scores[held]))
     grid, upper = (torch.from_numpy(np.stack(part)) for part in zip(*tables, strict=True))
     return Envelope(pairs.eligible, grid, upper, risk, samples, pairs.calls, index, void)

@@ -15,9 +15,6 @@ from muninn.model.schedule import FloatArray
 from muninn.paper.policy import PaperRecord, ProbedPlanner
 from muninn.record import Record
 
-CANDIDATES = {"simulation": 4, "asv": 4, "uav": 3, "arm": 2}
-"""The paper's M per platform."""
-
 
 def rho_of(record: Record) -> FloatArray:
     """The signal of the paper, ``Dhat`` as a share of the tolerance, (batch,)."""
@@ -30,10 +27,12 @@ def rho_of(record: Record) -> FloatArray:
 
 
 def paper_escalation(
-    candidates: int = CANDIDATES["simulation"],
-    allowed: frozenset[Mode] = VARIANTS["combined"],
+    candidates: int = 4, allowed: frozenset[Mode] = VARIANTS["combined"]
 ) -> Escalation:
-    """The published thresholds; where full compute does not fit, the safety controller acts."""
+    """The published thresholds; where full compute does not fit, the safety controller acts.
+
+    The paper's M, ``candidates``, is 4 in simulation and on the boat, 3 on the UAV, 2 on the arm.
+    """
     return Escalation(
         warn=0.60,
         resample=0.75,

@@ -13,7 +13,6 @@ from muninn.model.planner import Planner
 from muninn.paper.envelope import Envelope
 
 Units = Literal["algorithm", "appendix", "mended"]
-UNITS: tuple[Units, ...] = get_args(Units)
 
 
 class Gate(Protocol):
@@ -27,13 +26,9 @@ class Gate(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Which rows reuse at ``step``, what that costs them, and the next state; each (rows,).
 
-        The cost is zero where nothing is reused.
-
-        Args:
-            step: position in the sampler, 0 is the noisiest.
-            score: of this step's probe against the last one's, (rows,) float32.
-            allowed: rows that may reuse here, (rows,) bool.
-            state: from the last decision, (rows,) float32.
+        The score is that of this step's probe against the last one's, the state that of the last
+        decision, both (rows,) float32; rows may reuse where ``allowed``, (rows,) bool. The cost is
+        zero where nothing is reused.
         """
 
 
@@ -86,8 +81,8 @@ def paper_budget(
         units: which of the three.
         sensitivity: False sets L_t = 1, the paper's ablation (iii).
     """
-    if units not in UNITS:
-        raise InputError(f"units must be one of {UNITS}, got {units!r}")
+    if units not in get_args(Units):
+        raise InputError(f"units must be one of {get_args(Units)}, got {units!r}")
     if not tolerance > 0.0:
         raise InputError(f"tolerance must be positive, got {tolerance}")
     horizon, width = planner.shape[0], planner.shape[-1]

@@ -8,11 +8,14 @@ state, which these labels leave out (docs/paper.md). It is built here as publish
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 import torch
 from torch import Tensor
 
@@ -20,27 +23,26 @@ from muninn.certify.paired import call_seed
 from muninn.context import Context, select
 from muninn.context import batch_size as rows_of
 from muninn.errors import CalibrationError, DenoiserError, InputError
+from muninn.files import write_whole
 from muninn.model.denoiser import check_prediction
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
-from muninn.paper.archive import Archived
 from muninn.paper.epsilon import eligible_steps, require_eligible, reused, used_epsilon
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
 from muninn.progress import Advance, Task
 
 STRIDE = 4
+_KEY, _KIND = "muninn_paper", "ghost-pairs-1"
 
 
 @dataclass(frozen=True, eq=False)
-class GhostPairs(Archived):
+class GhostPairs:
     """Scores and errors of one probe, the calibration sets S_cal(t) of all steps.
 
     Both are (calls, steps) float64, with NaN scores at step 0 and NaN errors at steps that are
     not eligible.
     """
-
-    kind: ClassVar[str] = "ghost-pairs-1"
 
     scores: FloatArray
     errors: FloatArray
@@ -73,6 +75,40 @@ class GhostPairs(Archived):
             raise InputError(f"count must lie between 1 and {self.calls} calls, got {count}")
         return GhostPairs(self.scores[:count], self.errors[:count], self.eligible)
 
+    def save(self, path: str | Path) -> Path:
+        """Write a safetensors file; raises InputError if it cannot be written."""
+        header = {_KEY: json.dumps({"eligible": self.eligible, "kind": _KIND})}
+        arrays = {"scores": self.scores, "errors": self.errors}
+        contiguous = {name: np.ascontiguousarray(table) for name, table in arrays.items()}
+        try:
+            return write_whole(path, safetensors.numpy.save(contiguous, header))
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot be written ({error.strerror}); free space or choose another path"
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> GhostPairs:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            InputError: the file is missing, damaged, or holds something else.
+        """
+        if not Path(path).is_file():
+            raise InputError(f"{path}: no such file; calibrate first or check the path")
+        try:
+            with safetensors.safe_open(str(path), "numpy") as file:
+                stored = json.loads((file.metadata() or {}).get(_KEY, "{}"))
+                if not isinstance(stored, dict) or stored.get("kind") != _KIND:
+                    raise LookupError(f"it holds something else than {_KIND}")
+                scores, errors = file.get_tensor("scores"), file.get_tensor("errors")
+            return cls(scores, errors, tuple(stored["eligible"]))
+        except (safetensors.SafetensorError, OSError, ValueError, LookupError) as error:
+            raise InputError(
+                f"{path}: cannot be read ({error}); check the path, calibrate again or restore a "
+                "copy"
+            ) from error
+
 
 def anchor_steps(steps: int, eligible: Sequence[int], stride: int = STRIDE) -> tuple[int, ...]:
     """The set A of steps at which the ghost chain takes and caches the full prediction.
@@ -98,17 +134,17 @@ def full_chain(planner: Planner, context: Context, noise: Noise) -> tuple[list[T
     Raises:
         DenoiserError: a prediction has the wrong type, shape or device, or is not finite.
     """
-    noise = planner.prepare(context, noise, None)
-    x = planner.start(noise, context)
-    kept, finite = [], []
-    for step in range(len(planner.sampler)):
-        prediction = planner.denoiser(x, planner.timestep(step, len(x)), context)
-        prediction = check_prediction(prediction, x, None)
+    kept, finite = list[Tensor](), list[Tensor]()
+
+    def kept_prediction(x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
+        prediction = check_prediction(planner.denoiser(x, timestep, context), x, None)
         finite.append(torch.isfinite(prediction).flatten(1).all(dim=1))
-        kept.append(used_epsilon(planner.sampler, x, prediction, step).clone())
-        x = planner.advance(x, prediction, step, noise.at(step, slice(None)), context)
+        kept.append(used_epsilon(planner.sampler, x, prediction, len(kept)).clone())
+        return prediction
+
+    trajectory = replace(planner, denoiser=kept_prediction).sample(context, noise=noise)
     _require_finite(torch.stack(finite), "the denoiser returned NaN or Inf")
-    return kept, x
+    return kept, trajectory
 
 
 @torch.no_grad()

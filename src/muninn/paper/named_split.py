@@ -179,7 +179,7 @@ class NamedSplit:
         """Records every outermost call, and stops the denoiser behind the target's."""
         running: list[str] = []  # the recorded submodule under way, which calls others inside it
 
-        def recorder(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        def recorder(module: nn.Module, original: Forward, /, *args: Any, **kwargs: Any) -> Any:
             if running:
                 if module is self._target:
                     raise InputError(
@@ -207,7 +207,7 @@ class NamedSplit:
         left = trace.recorded[::-1]
         running = False
 
-        def player(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+        def player(module: nn.Module, original: Forward, /, *args: Any, **kwargs: Any) -> Any:
             nonlocal running
             if running:
                 return original(*args, **kwargs)
@@ -247,7 +247,7 @@ def _once() -> StandIn:
     """Refuses the second call of a module."""
     used = False
 
-    def once(module: nn.Module, original: Forward, args: Any, kwargs: Any) -> Any:
+    def once(module: nn.Module, original: Forward, /, *args: Any, **kwargs: Any) -> Any:
         nonlocal used
         if used:
             raise InputError(

@@ -20,7 +20,7 @@ from muninn.errors import DenoiserError, InputError
 from muninn.model.denoiser import check_prediction
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
-from muninn.paper.epsilon import eligible_steps, reused, used_epsilon
+from muninn.paper.epsilon import eligible_steps, require_eligible, reused, used_epsilon
 from muninn.paper.gates import Budget, Gate
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
@@ -43,7 +43,7 @@ class ProbedPlanner:
     """A planner whose denoiser's core runs only where a gate over the probe asks for it.
 
     Args:
-        gate: :class:`muninn.paper.Budget` for the published method.
+        gate: :func:`muninn.paper.paper_budget` for the published method.
         eligible: steps at which reuse is allowed; all but a tenth at either end by default.
         longest_age: most steps a prediction may be reused for; None as published.
     """
@@ -59,8 +59,8 @@ class ProbedPlanner:
     ) -> None:
         steps = len(planner.sampler)
         chosen = eligible_steps(steps) if eligible is None else tuple(eligible)
-        if any(not 0 < step < steps for step in chosen):
-            raise InputError(f"eligible steps must lie in 1..{steps - 1}, got {chosen[:8]}...")
+        if chosen:  # none is full compute
+            require_eligible(chosen, steps)
         if longest_age is not None and longest_age < 1:
             raise InputError(f"longest_age must be at least 1 or None, got {longest_age}")
         self.planner = planner

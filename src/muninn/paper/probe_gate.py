@@ -6,7 +6,6 @@ comparison with the embedded error estimate is one of gates alone. The stem runs
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from muninn.context import Context, select
 from muninn.engines.rounds import RoundRuntime, Rows
-from muninn.model.planner import Noise, Planner
+from muninn.model.planner import Planner
 from muninn.paper.gates import Gate
 from muninn.paper.score import SCORES
 from muninn.paper.split import Probe
@@ -22,28 +21,21 @@ from muninn.programs.forecast import AnyForecast
 from muninn.programs.plan import Everywhere, Program
 
 
-@dataclass
-class _ProbedRows(Rows):
-    hidden: Any = None  # what the stem gave at the current step, every row
-
-
 class ProbeGatedRuntime(RoundRuntime):
     """Forecasts between the steps at which a gate over the probe asks for an evaluation.
 
-    The gate is a :class:`muninn.paper.Threshold` or :class:`muninn.paper.Accumulated`.
+    The gate is a :class:`muninn.paper.Threshold` or :class:`muninn.paper.Accumulated`. Not
+    thread-safe.
     """
 
     def __init__(self, planner: Planner, forecast: AnyForecast, probe: Probe, gate: Gate) -> None:
         super().__init__(planner, Program(forecast, Everywhere()))
         self.probe = probe
         self.gate = gate
-
-    def _begin(self, noise: Noise, context: Context) -> Rows:
-        return _ProbedRows(**vars(super()._begin(noise, context)))
+        self._hidden: Any = None  # what the stem gave at the current step, every row
 
     def _rounds(self, rows: Rows, draws: Tensor | None, context: Context) -> None:
         """Visit every step: probe all rows, evaluate those that the gate does not let reuse."""
-        assert isinstance(rows, _ProbedRows)
         split, steps, count = self.probe.split, len(self.planner.sampler), len(rows.after)
         everyone = torch.arange(count, device=rows.after.device)
         state = self.gate.start(count, rows.after.device)
@@ -51,8 +43,8 @@ class ProbeGatedRuntime(RoundRuntime):
         for step in range(steps):
             at = torch.full_like(everyone, step)
             x = self._state(self._past(rows, everyone, at), at, draws, context)
-            rows.hidden = split.stem(x, self._timesteps[at], context)
-            feature = split.feature(rows.hidden, x)
+            self._hidden = split.stem(x, self._timesteps[at], context)
+            feature = split.feature(self._hidden, x)
             fresh = everyone
             if step > 0:
                 # Until its order has the history it needs, and at the last step: evaluate.
@@ -68,6 +60,5 @@ class ProbeGatedRuntime(RoundRuntime):
     def _evaluate_rows(
         self, rows: Rows, active: Tensor, state: Tensor, step: Tensor, context: Context
     ) -> Tensor:
-        assert isinstance(rows, _ProbedRows)
-        hidden = select(rows.hidden, active)
+        hidden = select(self._hidden, active)
         return self.probe.split.core(hidden, state, self._timesteps[step], context)

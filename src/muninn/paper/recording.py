@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial, update_wrapper
 from typing import Any
 
 import torch
@@ -16,10 +17,8 @@ from muninn.context import tensors
 from muninn.errors import DenoiserError, InputError
 
 Forward = Callable[..., Any]
-StandIn = Callable[[nn.Module, Forward, tuple[Any, ...], dict[str, Any]], Any]
-"""``stand_in(module, its own forward, args, kwargs)`` answers instead of the forward."""
-
-_ABSENT = object()
+StandIn = Callable[..., Any]
+"""``stand_in(module, its own forward, /, *args, **kwargs)`` answers instead of the forward."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,9 @@ class Kept:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One finished call of a submodule.
+    """One finished call of a submodule, with a batch of some rows.
 
     Attributes:
-        module, name: the submodule and its dotted name.
-        batch: rows it was recorded with.
         shapes: of its input tensors, in order.
         written: values after the call of the inputs it wrote into, by position.
         output: what it returned, with a copy of each tensor in a :class:`Kept`.
@@ -192,21 +189,10 @@ def replaced(modules: Iterable[nn.Module], stand_in: StandIn) -> Iterator[ExitSt
     """Replace ``forward`` on module instances; leaving, or closing what it yields, puts it back."""
     with ExitStack() as undo:
         for module in modules:
-            undo.callback(_put_back, module, module.__dict__.get("forward", _ABSENT))
-            module.__dict__["forward"] = _answered_by(stand_in, module, module.forward)
+            own, original = module.__dict__, module.forward
+            if "forward" in own:
+                undo.callback(own.__setitem__, "forward", original)
+            else:
+                undo.callback(own.pop, "forward", None)
+            own["forward"] = update_wrapper(partial(stand_in, module, original), original)
         yield undo
-
-
-def _answered_by(stand_in: StandIn, module: nn.Module, original: Forward) -> Forward:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return stand_in(module, original, args, kwargs)
-
-    forward.__wrapped__ = original  # type: ignore[attr-defined]  # inspect.signature reads it
-    return forward
-
-
-def _put_back(module: nn.Module, before: Any) -> None:
-    if before is _ABSENT:
-        module.__dict__.pop("forward", None)
-    else:
-        module.__dict__["forward"] = before

@@ -57,8 +57,6 @@ def test_measured_times_are_those_of_the_evaluations() -> None:
         assert len(timing.seconds) == 4  # the warm-up does not count
         assert timing.worst == pytest.approx(cost)
         assert timing.evaluations == timing.most_evaluations == round(cost / 0.01)
-        assert timing.per_evaluation == pytest.approx(0.01)
-        assert timing.possible == pytest.approx(cost)
         assert getattr(table.needs(), source) == pytest.approx(1.2 * cost)
     assert table.needs().resampled < math.inf
     assert table.need(1) == math.inf
@@ -77,12 +75,10 @@ def test_an_adaptive_program_may_take_longer_than_was_seen() -> None:
     assert programs.member == 1
     assert programs.most_evaluations("cached") == 4
     assert programs.most_evaluations("full") == cases.STEPS
-    seen = Timing((0.1, 0.3), 0.1, 3, programs.most_evaluations("cached"))
-    assert seen.possible == pytest.approx(0.4)
 
 
 def test_a_table_is_read_back_and_refused_elsewhere(tmp_path: Path) -> None:
-    table = Times(machine(), {"cached": Timing((0.1, 0.2), 0.05, 4, 4)}, 3)
+    table = Times(machine(), {"cached": Timing((0.1, 0.2), 4, 4)}, 3)
     path = tmp_path / "times.json"
     table.save(path)
     assert Times.load(path) == table
@@ -99,7 +95,7 @@ def test_a_table_is_read_back_and_refused_elsewhere(tmp_path: Path) -> None:
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=300), st.floats(0.01, 0.99))
 def test_a_quantile_by_rank_covers_the_next_call(values: list[float], level: float) -> None:
-    timing = Timing(tuple(sorted(values)), 0.0, 1, 1)
+    timing = Timing(tuple(sorted(values)), 1, 1)
     found = timing.quantile(level)
     # Of n + 1 exchangeable values, one lies at or below the k-th of the others k times in n + 1.
     assert (sum(value <= found for value in values) + math.isinf(found)) / (

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muninn.errors import InputError
-from muninn.monitor.sequential import BLOCK, STAKES, Drift, RiskEvidence, log_e_value, require_level
+from muninn.monitor.sequential import BLOCK, STAKES, Drift, RiskEvidence, log_e_value
 
 Audits = list[tuple[int, bool]]
 audits = st.lists(st.tuples(st.integers(0, 4 * BLOCK), st.booleans()), max_size=30)
@@ -206,7 +206,7 @@ def test_probabilities_are_checked(bad: float) -> None:
     with pytest.raises(InputError, match="strictly between 0 and 1"):
         RiskEvidence(bad)
     with pytest.raises(InputError, match="strictly between 0 and 1"):
-        require_level(bad)
+        RiskEvidence(0.05, bad)
 
 
 def test_ordinals_count_from_zero() -> None:

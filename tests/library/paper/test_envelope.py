@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.numpy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +22,6 @@ from muninn.paper.envelope import (
     calls_needed,
     conformal_index,
     fit_envelope,
-    fit_step,
     residuals_needed,
     split_calls,
     tabulate,
@@ -143,7 +140,7 @@ def fit_halves(
     pairs: GhostPairs, step: int, train: object, held: object, index: int
 ) -> StepEnvelope:
     scores, errors = pairs.scores[:, step], pairs.errors[:, step]
-    return fit_step((scores[train], errors[train]), (scores[held], errors[held]), index)  # type: ignore[index]
+    return StepEnvelope((scores[train], errors[train]), (scores[held], errors[held]), index)  # type: ignore[index]
 
 
 def test_one_permutation_with_seed_zero_halves_the_calls_for_every_step() -> None:
@@ -175,7 +172,7 @@ def test_the_envelope_is_the_papers_written_out(calls: int) -> None:
 
 def test_errors_that_follow_the_score_are_bounded_by_themselves() -> None:
     s = np.linspace(0.1, 2.0, 20)
-    fitted = fit_step((s, s**2), (s, s**2), 20)
+    fitted = StepEnvelope((s, s**2), (s, s**2), 20)
     assert fitted.quantile == 0.0
     np.testing.assert_allclose(fitted(s), s**2)
     np.testing.assert_allclose(fitted(np.array([0.0, 9.0])), [0.01, 4.0])  # clamped outside
@@ -183,7 +180,7 @@ def test_errors_that_follow_the_score_are_bounded_by_themselves() -> None:
 
 def test_errors_that_fall_with_the_score_are_bounded_by_a_constant() -> None:
     s = np.linspace(0.1, 2.0, 20)
-    fitted = fit_step((s, 5.0 - s), (s, 5.0 - s), 20)
+    fitted = StepEnvelope((s, 5.0 - s), (s, 5.0 - s), 20)
     mean = (5.0 - s).mean()  # all blocks of the regression are pooled
     assert fitted.quantile == pytest.approx(4.9 - mean)
     np.testing.assert_allclose(fitted(s), 4.9)
@@ -191,7 +188,7 @@ def test_errors_that_fall_with_the_score_are_bounded_by_a_constant() -> None:
 
 def test_the_envelope_is_never_negative() -> None:
     s = np.linspace(0.1, 2.0, 20)
-    fitted = fit_step((s, np.ones(20)), (s, np.zeros(20)), 20)
+    fitted = StepEnvelope((s, np.ones(20)), (s, np.zeros(20)), 20)
     assert fitted.quantile == -1.0 and (fitted(s) == 0.0).all()
     assert (tabulate(fitted, s)[1] == 0.0).all()
 
@@ -247,7 +244,7 @@ def test_the_table_is_the_least_fp32_above_the_envelope_on_a_strictly_increasing
 ) -> None:
     draw = arrays(np.float64, count, elements=SCORES)
     train, held = ((data.draw(draw), data.draw(draw)) for _ in range(2))
-    fitted = fit_step(train, held, data.draw(st.integers(1, count)))
+    fitted = StepEnvelope(train, held, data.draw(st.integers(1, count)))
     grid, upper = tabulate(fitted, held[0])
     assert grid.dtype == upper.dtype == np.float32
     assert grid.shape == upper.shape == (POINTS,)
@@ -337,61 +334,3 @@ def test_lookup_on_a_gpu_equals_lookup_on_the_cpu() -> None:
         assert there.is_cuda
         torch.testing.assert_close(there.cpu(), envelope(step, scores), rtol=1e-6, atol=0.0)
     assert len(envelope._tables) == 2
-
-
-# -- the file ----------------------------------------------------------------------------------
-
-
-def test_an_envelope_survives_its_file(tmp_path: Path) -> None:
-    for envelope in (
-        fit_envelope(synthetic(300), 0.3, samples=2),
-        fit_envelope(synthetic(8), 0.05, strict=False),
-    ):
-        loaded = Envelope.load(envelope.save(tmp_path / "new" / "envelope.safetensors"))
-        for name in ("eligible", "risk", "samples", "calls", "index", "void"):
-            assert getattr(loaded, name) == getattr(envelope, name)
-        scores = torch.rand(50, generator=torch.Generator().manual_seed(0))
-        for step in ELIGIBLE:
-            assert torch.equal(loaded(step, scores), envelope(step, scores))
-
-
-def test_the_same_fit_writes_the_same_bytes(tmp_path: Path) -> None:
-    one, other = (
-        fit_envelope(synthetic(300), 0.3).save(tmp_path / name).read_bytes() for name in "ab"
-    )
-    assert one == other
-
-
-def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such file"):
-        Envelope.load(tmp_path / "none")
-    with pytest.raises(InputError, match=r"holds 'ghost-pairs-1'; expected 'envelope-1'"):
-        Envelope.load(synthetic(4).save(tmp_path / "pairs"))
-    plain = tmp_path / "plain"
-    safetensors.numpy.save_file({"grid": np.zeros((3, 256), np.float32)}, plain)
-    with pytest.raises(InputError, match="something else"):
-        Envelope.load(plain)
-    whole = fit_envelope(synthetic(300), 0.3).save(tmp_path / "whole").read_bytes()
-    for content in (b"", b"\x80\x04pickle", whole[:-1]):
-        plain.write_bytes(content)
-        with pytest.raises(InputError, match="cannot be read"):
-            Envelope.load(plain)
-
-
-def test_a_table_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    path = fit_envelope(synthetic(300), 0.3).save(tmp_path / "envelope")
-    with safetensors.safe_open(path, "numpy") as file:
-        header, content = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    broken = content["upper"].copy()
-    broken[1, 7] = np.nan
-    for change, message in (
-        ({"upper": broken}, "NaN or Inf"),
-        ({"upper": content["upper"][:2]}, "must be fp32 of shape"),
-        ({"grid": content["grid"][:, ::-1].copy()}, "increase strictly"),
-    ):
-        safetensors.numpy.save_file({**content, **change}, path, header)
-        with pytest.raises(InputError, match=f"damaged envelope .*{message}"):
-            Envelope.load(path)
-    safetensors.numpy.save_file({"grid": content["grid"]}, path, header)
-    with pytest.raises(InputError, match="damaged envelope"):
-        Envelope.load(path)

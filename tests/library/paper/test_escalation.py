@@ -14,7 +14,6 @@ from muninn.loop.request import Request, accept_all
 from muninn.loop.supervisor import Observation, Supervisor
 from muninn.paper.envelope import fit_envelope
 from muninn.paper.escalation import (
-    CANDIDATES,
     PaperPrograms,
     paper_escalation,
     rho_of,
@@ -27,7 +26,7 @@ def _programs(tolerance: float = 0.5, risk: float = 0.8) -> PaperPrograms:
     planner = cases.planner()
     pairs = cases.pairs(planner, 400)
     policies = []
-    for samples in (1, CANDIDATES["uav"]):
+    for samples in (1, 3):
         envelope = fit_envelope(pairs, risk, samples=samples, strict=False)
         gate = paper_budget(planner, envelope, tolerance, units="appendix")
         policies.append(ProbedPlanner(planner, cases.probe(planner), gate))
@@ -35,14 +34,13 @@ def _programs(tolerance: float = 0.5, risk: float = 0.8) -> PaperPrograms:
 
 
 def test_published_numbers() -> None:
-    machine = paper_escalation(CANDIDATES["uav"])
+    machine = paper_escalation(3)
     levels = [machine.level(rho) for rho in (0.6, 0.61, 0.75, 0.76, 0.9, 0.91)]
     assert levels == [
         Mode.NOMINAL, Mode.DAMP, Mode.DAMP, Mode.RESAMPLE, Mode.RESAMPLE, Mode.FULL,
     ]  # fmt: skip
     assert machine.clear == 0.5
     assert machine.candidates == 3
-    assert CANDIDATES == {"simulation": 4, "asv": 4, "uav": 3, "arm": 2}
 
 
 def test_the_signal_is_rho_of_the_published_policy() -> None:

@@ -189,7 +189,7 @@ def test_certificate_of_the_paper_does_not_hold() -> None:
 
 def test_bad_input_is_refused() -> None:
     planner = cases.planner()
-    with pytest.raises(InputError, match="eligible steps"):
+    with pytest.raises(InputError, match="eligible must be"):
         _policy(planner, 0.1, eligible=(0, 1))
     with pytest.raises(InputError, match="longest_age"):
         _policy(planner, 0.1, longest_age=0)

@@ -56,7 +56,6 @@ def answered(policy: Any, answer: Callable[[Context], Tensor]) -> Iterator[None]
     adapter = adapter_for(policy)
     planner = adapter.planner_of(policy)
     owner, name = framework_loop(policy)
-    present = vars(owner).get(name)
 
     def loop(*args: Any, **kwargs: Any) -> Tensor:
         return answer(adapter.arguments(planner, *args, **kwargs)[0])
@@ -68,10 +67,7 @@ def answered(policy: Any, answer: Callable[[Context], Tensor]) -> Iterator[None]
         with torch.random.fork_rng(devices):
             yield
     finally:
-        if present is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, present)
+        delattr(owner, name)
         policy.reset()
 
 
