@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
@@ -26,32 +26,23 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Map(AbstractContextManager["Map"], Protocol):
-    """Applies a function to items, in a ``with`` block; a cluster could stand behind it as well."""
+class Map(AbstractContextManager["Map"]):
+    """Applies a function to items, in a ``with`` block: this one here, one item after the other.
+
+    :class:`Processes` does the same in others; a cluster could stand behind it as well.
+    """
 
     def map(
         self, function: Callable[[Item], Result], items: Iterable[Item], advance: Advance = silent
     ) -> Iterator[Result]:
-        """Results in the order of items; items are taken as results are.
+        """Results in the order of items, which may be endless and are taken as results are.
 
-        Args:
-            function: of one item alone; what it stores on itself may be lost.
-            items: may be endless.
-            advance: told of every result.
+        The function sees one item alone; what it stores on itself may be lost. ``advance`` is told
+        of every result.
 
         Raises:
             Exception: what the function raised; its ``__cause__`` names the item by its index.
         """
-        ...
-
-
-class Inline(Map):
-    """The map that works here, one item after the other."""
-
-    def map(
-        self, function: Callable[[Item], Result], items: Iterable[Item], advance: Advance = silent
-    ) -> Iterator[Result]:
-        """Results in the order of items: see :class:`Map`."""
         for index, item in enumerate(items):
             try:
                 result = function(item)
@@ -60,8 +51,8 @@ class Inline(Map):
             advance(1)
             yield result
 
-    def __exit__(self, *raised: object) -> None:
-        """Nothing is left to end."""
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """End the work; here nothing is left to end."""
 
 
 class Processes(Map):
@@ -109,7 +100,7 @@ class Processes(Map):
             raise InputError(
                 f"this cannot be sent to another process: {error}. Lambdas, and functions inside "
                 "functions, never can: define them at the top of a module, or use the inline map, "
-                "muninn.parallel.Inline()"
+                "muninn.parallel.Map()"
             ) from error
         left, waiting = enumerate(items), deque[tuple[int, Future[Result]]]()
         try:
