@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from muninn.errors import InputError, MuninnError
+from muninn.files import write_whole
 
 console = Console()
 app = typer.Typer(
@@ -76,7 +77,6 @@ def calibrate(
     from muninn.certify.calibrate import calibrate as certify
     from muninn.certify.describe import print_certificate
     from muninn.certify.target import blamed, load, some
-    from muninn.files import write_whole
     from muninn.parallel import Map, Processes
     from muninn.programs.plan import Family
 
@@ -126,7 +126,6 @@ def evaluate(
     _require_free(out)
     from muninn.certify.evaluate import evaluate as judge
     from muninn.certify.target import blamed, load, some
-    from muninn.files import write_whole
 
     planner, contexts, file = load(target)
     with blamed(file):
