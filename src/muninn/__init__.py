@@ -6,23 +6,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from muninn.adapters import disable_cache, enable_cache, is_cache_enabled
-    from muninn.certify.cached import CachedPlanner, cache
-    from muninn.certify.calibrate import calibrate
-    from muninn.certify.certificate import Certificate
-    from muninn.certify.evaluate import evaluate
-    from muninn.certify.tune import tune
-    from muninn.certify.units import Episodes
-    from muninn.errors import MuninnError
-    from muninn.loop.escalation import Escalation
-    from muninn.loop.supervisor import Observation, Supervisor
-    from muninn.model.planner import Planner
-    from muninn.model.schedule import Schedule
-    from muninn.model.solvers import ddim, ddpm, euler
-    from muninn.monitor.fleet import Fleet
-    from muninn.monitor.monitor import Monitor
-    from muninn.monitor.monitored import Monitored
-    from muninn.record import Record
+    from muninn.adapters import disable_cache as disable_cache
+    from muninn.adapters import enable_cache as enable_cache
+    from muninn.adapters import is_cache_enabled as is_cache_enabled
+    from muninn.certify.cached import CachedPlanner as CachedPlanner
+    from muninn.certify.cached import cache as cache
+    from muninn.certify.calibrate import calibrate as calibrate
+    from muninn.certify.certificate import Certificate as Certificate
+    from muninn.certify.evaluate import evaluate as evaluate
+    from muninn.certify.tune import tune as tune
+    from muninn.certify.units import Episodes as Episodes
+    from muninn.errors import MuninnError as MuninnError
+    from muninn.loop.escalation import Escalation as Escalation
+    from muninn.loop.supervisor import Observation as Observation
+    from muninn.loop.supervisor import Supervisor as Supervisor
+    from muninn.model.planner import Planner as Planner
+    from muninn.model.schedule import Schedule as Schedule
+    from muninn.model.solvers import ddim as ddim
+    from muninn.model.solvers import ddpm as ddpm
+    from muninn.model.solvers import euler as euler
+    from muninn.monitor.fleet import Fleet as Fleet
+    from muninn.monitor.monitor import Monitor as Monitor
+    from muninn.monitor.monitored import Monitored as Monitored
+    from muninn.record import Record as Record
 
 _HOMES = {
     "adapters": ("disable_cache", "enable_cache", "is_cache_enabled"),
@@ -45,31 +51,7 @@ _HOMES = {
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "CachedPlanner",
-    "Certificate",
-    "Episodes",
-    "Escalation",
-    "Fleet",
-    "Monitor",
-    "Monitored",
-    "MuninnError",
-    "Observation",
-    "Planner",
-    "Record",
-    "Schedule",
-    "Supervisor",
-    "cache",
-    "calibrate",
-    "ddim",
-    "ddpm",
-    "disable_cache",
-    "enable_cache",
-    "euler",
-    "evaluate",
-    "is_cache_enabled",
-    "tune",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from muninn.errors import InputError, MuninnError
+from muninn.files import write_whole
 
 console = Console()
 app = typer.Typer(
@@ -76,8 +77,7 @@ def calibrate(
     from muninn.certify.calibrate import calibrate as certify
     from muninn.certify.describe import print_certificate
     from muninn.certify.target import blamed, load, some
-    from muninn.files import write_whole
-    from muninn.parallel import Inline, Processes
+    from muninn.parallel import Map, Processes
     from muninn.programs.plan import Family
 
     planner, contexts, file = load(target)
@@ -85,7 +85,7 @@ def calibrate(
     journal = out.with_name(out.name + ".journal")
     begun = journal.exists()
     try:
-        with Processes(workers) if workers > 1 else Inline() as chosen, blamed(file):
+        with Processes(workers) if workers > 1 else Map() as chosen, blamed(file):
             certificate = certify(
                 planner,
                 some(contexts, calls),
@@ -126,7 +126,6 @@ def evaluate(
     _require_free(out)
     from muninn.certify.evaluate import evaluate as judge
     from muninn.certify.target import blamed, load, some
-    from muninn.files import write_whole
 
     planner, contexts, file = load(target)
     with blamed(file):

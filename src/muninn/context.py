@@ -8,7 +8,7 @@ all rows and passed through untouched.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,18 @@ from muninn.errors import InputError
 Context = Any
 
 
-def _map(context: Context, change: Callable[[Tensor], Any]) -> Context:
-    if isinstance(context, Tensor):
-        return change(context)
-    if isinstance(context, Mapping):
-        changed = {key: _map(value, change) for key, value in context.items()}
-        return _like_mapping(context, changed)
-    if isinstance(context, tuple | list):
-        return _like(context, [_map(value, change) for value in context])
-    return context
+def _map(change: Callable[..., Any], first: Context, *others: Context) -> Context:
+    """The first nest, each tensor changed along with those in its place in nests like it."""
+    if isinstance(first, Tensor):
+        return change(first, *others)
+    if isinstance(first, Mapping):
+        changed = {key: _map(change, *(nest[key] for nest in (first, *others))) for key in first}
+        return _like_mapping(first, changed)
+    if isinstance(first, tuple | list):
+        parts = [_map(change, *values) for values in zip(first, *others, strict=True)]
+        # A named tuple takes its values one by one.
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    return first
 
 
 def _like_mapping(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
@@ -57,47 +60,33 @@ def _like_mapping(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping
     )
 
 
-def _like(sequence: Any, values: list[Any]) -> Any:
-    """The values in a sequence of the same type; a named tuple takes them one by one."""
-    kind = type(sequence)
-    return kind(*values) if hasattr(sequence, "_fields") else kind(values)
+def _parts(context: Context, path: str = "context") -> Iterator[tuple[str, Any]]:
+    """Everything in the nest, nests themselves included, with a readable path to it."""
+    yield path, context
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(context, Mapping):
+        items = context.items()
+    elif isinstance(context, tuple | list):
+        items = enumerate(context)
+    for key, value in items:
+        yield from _parts(value, f"{path}[{key!r}]")
 
 
 def tensors(context: Context) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the nest with a readable path to it."""
-    return _leaves(context, Tensor)
-
-
-def _leaves(context: Context, kind: type, path: str = "context") -> Iterator[tuple[str, Any]]:
-    """Every part of one kind with a readable path to it."""
-    if isinstance(context, kind):
-        yield path, context
-    elif isinstance(context, Mapping):
-        for key, value in context.items():
-            yield from _leaves(value, kind, f"{path}[{key!r}]")
-    elif isinstance(context, tuple | list):
-        for position, value in enumerate(context):
-            yield from _leaves(value, kind, f"{path}[{position}]")
+    return ((path, part) for path, part in _parts(context) if isinstance(part, Tensor))
 
 
 def select(context: Context, rows: Tensor | slice) -> Context:
     """The same nest with only the given rows of every tensor."""
     if isinstance(rows, slice) and rows == slice(None):
         return context
-    return _map(context, lambda tensor: tensor[rows])
+    return _map(lambda tensor: tensor[rows], context)
 
 
 def concatenate(contexts: list[Context]) -> Context:
     """One batched context from several of the same structure."""
-    first = contexts[0]
-    if isinstance(first, Tensor):
-        return torch.cat(contexts)
-    if isinstance(first, Mapping):
-        joined = {key: concatenate([context[key] for context in contexts]) for key in first}
-        return _like_mapping(first, joined)
-    if isinstance(first, tuple | list):
-        return _like(first, [concatenate(list(parts)) for parts in zip(*contexts, strict=True)])
-    return first
+    return _map(lambda *parts: torch.cat(parts), *contexts)
 
 
 def batch_size(context: Context) -> int | None:
@@ -154,24 +143,21 @@ def form(context: Context, path: str = "context") -> dict[str, Any]:
     >>> form({"goal": torch.zeros(5, 2), "mode": "fast"})
     {"context['goal']": [[2], 'float32'], "context['mode']": "'fast'"}
     """
-    if isinstance(context, Tensor):
-        return {path: [list(context.shape[1:]), str(context.dtype).removeprefix("torch.")]}
-    if isinstance(context, Mapping):
-        parts = [form(value, f"{path}[{key!r}]") for key, value in context.items()]
-    elif isinstance(context, tuple | list):
-        parts = [form(value, f"{path}[{place}]") for place, value in enumerate(context)]
-    elif context is None and path == "context":
-        parts = []
-    elif context is None or isinstance(context, str | bytes | int | float | bool):
-        return {path: repr(context)}
-    elif isinstance(context, np.ndarray):
-        content = hashlib.sha256(np.ascontiguousarray(context).tobytes()).hexdigest()[:16]
-        return {path: [list(context.shape), str(context.dtype), content]}
-    else:
-        return {path: type(context).__qualname__}
-    if not parts and context is not None:
-        return {path: f"empty {type(context).__qualname__}"}
-    return {name: value for part in parts for name, value in part.items()}
+    found: dict[str, Any] = {}
+    for place, part in _parts(context, path):
+        if isinstance(part, Tensor):
+            found[place] = [list(part.shape[1:]), str(part.dtype).removeprefix("torch.")]
+        elif isinstance(part, Mapping | tuple | list):
+            if not len(part):
+                found[place] = f"empty {type(part).__qualname__}"
+        elif part is None or isinstance(part, str | bytes | int | float | bool):
+            found[place] = repr(part)
+        elif isinstance(part, np.ndarray):
+            content = hashlib.sha256(np.ascontiguousarray(part).tobytes()).hexdigest()[:16]
+            found[place] = [list(part.shape), str(part.dtype), content]
+        else:
+            found[place] = type(part).__qualname__
+    return {} if context is None and path == "context" else found
 
 
 def require_rows(context: Context) -> int:
@@ -181,7 +167,7 @@ def require_rows(context: Context) -> int:
         InputError: it holds no tensor, or looks like something else: one call without a row
             dimension, a list of contexts, numpy arrays.
     """
-    arrays = [(path, array) for path, array in _leaves(context, np.ndarray) if array.ndim]
+    arrays = [each for each in _parts(context) if isinstance(each[1], np.ndarray) and each[1].ndim]
     rows = batch_size(context)
     if rows is None:
         raise InputError(

@@ -23,13 +23,11 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 def write_whole(path: str | Path, content: Content) -> Path:
     """Write a file so that every reader sees the old content or the new one, never a part.
 
-    The content goes into a temporary file beside ``path``, then to the disk, and takes the place
-    of ``path`` in one step. The temporary file has a name of its own, so that several threads or
-    processes may write one path at once: each save succeeds, and the last one stays. A power cut
-    leaves the old content or the new one.
-
-    A new file gets the permissions that the umask allows; a file that is replaced hands on its
-    own. Missing folders are made.
+    The content goes to the disk in a temporary file beside ``path`` and takes its place in one
+    step: a power cut leaves the old content or the new one, and of several threads or processes
+    that write one path at once each succeeds, and the last one stays. A new file gets the
+    permissions that the umask allows, one that is replaced hands on its own. Missing folders are
+    made.
 
     Raises:
         OSError: the file cannot be written.

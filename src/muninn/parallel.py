@@ -11,57 +11,45 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
+from functools import lru_cache
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from muninn.errors import InputError
-from muninn.progress import Advance, silent
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Map(AbstractContextManager["Map"], Protocol):
-    """Applies a function to items, in a ``with`` block; a cluster could stand behind it as well."""
+class Map(AbstractContextManager["Map"]):
+    """Applies a function to items, in a ``with`` block: this one here, one item after the other.
 
-    def map(
-        self, function: Callable[[Item], Result], items: Iterable[Item], advance: Advance = silent
-    ) -> Iterator[Result]:
-        """Results in the order of items; items are taken as results are.
+    :class:`Processes` does the same in others; a cluster could stand behind it as well.
+    """
 
-        Args:
-            function: of one item alone; what it stores on itself may be lost.
-            items: may be endless.
-            advance: told of every result.
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Results in the order of items, which may be endless and are taken as results are.
+
+        The function sees one item alone; what it stores on itself may be lost.
 
         Raises:
             Exception: what the function raised; its ``__cause__`` names the item by its index.
         """
-        ...
-
-
-class Inline(Map):
-    """The map that works here, one item after the other."""
-
-    def map(
-        self, function: Callable[[Item], Result], items: Iterable[Item], advance: Advance = silent
-    ) -> Iterator[Result]:
-        """Results in the order of items: see :class:`Map`."""
         for index, item in enumerate(items):
             try:
                 result = function(item)
             except Exception as error:
                 raise error from RuntimeError(f"item {index} of the map")
-            advance(1)
             yield result
 
-    def __exit__(self, *raised: object) -> None:
-        """Nothing is left to end."""
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """End the work; here nothing is left to end."""
 
 
 class Processes(Map):
@@ -96,9 +84,7 @@ class Processes(Map):
         pool.shutdown(cancel_futures=True)
         self._folder.cleanup()
 
-    def map(
-        self, function: Callable[[Item], Result], items: Iterable[Item], advance: Advance = silent
-    ) -> Iterator[Result]:
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results in the order of items: see :class:`Map`."""
         if self._pool is None:
             raise InputError("processes start in a with block: with Processes(4) as workers: ...")
@@ -109,37 +95,35 @@ class Processes(Map):
             raise InputError(
                 f"this cannot be sent to another process: {error}. Lambdas, and functions inside "
                 "functions, never can: define them at the top of a module, or use the inline map, "
-                "muninn.parallel.Inline()"
+                "muninn.parallel.Map()"
             ) from error
-        left, waiting = enumerate(items), deque[tuple[int, Future[Result]]]()
+        futures = (self._pool.submit(_apply, path, item) for item in items)
+        waiting = deque(islice(futures, 2 * self._workers))
         try:
-            while True:
-                while len(waiting) < 2 * self._workers and (given := next(left, None)) is not None:
-                    waiting.append((given[0], self._pool.submit(_apply, path, given[1])))
+            for index in count():
                 if not waiting:
                     return
-                index, future = waiting.popleft()
                 try:
-                    result = future.result()
+                    result = waiting.popleft().result()
                 except Exception as error:
                     told = f"item {index} of the map, in a worker\n{error.__cause__ or ''}"
                     raise error from RuntimeError(told)
-                advance(1)
                 yield result
+                waiting.extend(islice(futures, 1))
         finally:  # whoever iterates may have stopped
-            for _, future in waiting:
+            for future in waiting:
                 future.cancel()
 
 
-_loaded: tuple[Path | None, Any] = (None, None)
+@lru_cache(maxsize=1)
+def _loaded(path: Path) -> Callable[[Any], Any]:
+    """The function of a file; the last one stays loaded."""
+    function: Callable[[Any], Any] = pickle.loads(path.read_bytes())
+    return function
 
 
 def _apply(path: Path, item: Any) -> Any:
-    """Apply the function of a file; the last one stays loaded."""
-    global _loaded
-    if _loaded[0] != path:
-        _loaded = (path, pickle.loads(path.read_bytes()))
-    return _loaded[1](item)
+    return _loaded(path)(item)
 
 
 def _begin(dtype: torch.dtype) -> None:

@@ -28,7 +28,7 @@ from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
 from muninn.model.planner import Planner
-from muninn.parallel import Inline, Map
+from muninn.parallel import Map
 from muninn.programs.plan import Family
 from muninn.progress import bars
 
@@ -157,7 +157,7 @@ def calibrate(
         # Full compute deviates by nothing only where it is the very same computation.
         check_full = reference is not None or planner.engine != "eager" or not repeats
         measuring = Measuring(units, networks, [deviation, tolerance])
-        scan = Scan(measuring, family, journal, workers or Inline(), task)
+        scan = Scan(measuring, family, journal, workers or Map(), task)
         member, outcomes, realised = scan.choose(split["certify"], rank - 1, check_full)
         bound = scan.bound(member, outcomes, split["bound"], risk)
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])

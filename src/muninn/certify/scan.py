@@ -79,7 +79,7 @@ class Measuring:
             raise InputError(
                 f"a worker process computes otherwise than this one ({'; '.join(other)}): settings "
                 "that a script makes after its imports do not reach it. Make them where modules "
-                "are imported, or use the inline map: muninn.parallel.Inline()"
+                "are imported, or use the inline map: muninn.parallel.Map()"
             )
 
 

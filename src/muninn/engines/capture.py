@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,6 @@ import torch
 
 WARM_UP = 3  # runs before a capture, in which libraries choose kernels and allocate workspaces
 _CAPTURING = threading.RLock()  # captures on one stream of a device, whoever asks
-_STREAMS: dict[int, Any] = {}  # by index of the device
 
 Result = TypeVar("Result")
 
@@ -53,12 +53,11 @@ def capture(
     return graph, result
 
 
+@functools.cache
 def _stream_on(index: int) -> Any:
     """The stream on which work of a device is captured. Torch has one for all devices, and it is of
     the device that captured first: the graph of another would be empty."""
-    if index not in _STREAMS:
-        _STREAMS[index] = torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
-    return _STREAMS[index]
+    return torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -81,12 +81,9 @@ class Interceptor:
     """Stands for the network in somebody's loop, and is called as the network is.
 
     One per network; not thread-safe. :func:`muninn.adapters.call_level.intercept` builds the one
-    that keeps a certificate's promise. InputError if the program looks back.
-
-    Args:
-        network: what the loop calls once per step, guidance included.
-        planner, program: describe the loop, and how it is cached.
-        read: tells state and timestep from the arguments of the network's call.
+    that keeps a certificate's promise. The loop calls ``network`` once per step, guidance
+    included; ``read`` tells state and timestep from its arguments. InputError if the program
+    looks back.
     """
 
     stands_in = True  # is no part of the network

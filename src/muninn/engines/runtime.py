@@ -7,6 +7,7 @@ row's history is its own, so a batch equals the loop over its elements.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -31,7 +32,6 @@ from muninn.record import Record
 OnFailure = Literal["full", "error"]
 
 _log = logging.getLogger("muninn")
-_logged: set[str] = set()
 
 
 class Runtime:
@@ -267,11 +267,10 @@ class Runtime:
             run.charged[row] = np.nan  # full compute makes no forecast whose error could be judged
 
 
+@functools.cache
 def log_once(message: str) -> None:
     """Warn through the ``muninn`` logger, the first time only."""
-    if message not in _logged:
-        _logged.add(message)
-        _log.warning(message)
+    _log.warning(message)
 
 
 def _values(history: Tensor, nodes: tuple[int, ...]) -> list[Tensor]:

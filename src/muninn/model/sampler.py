@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, astuple, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -50,51 +50,39 @@ Affine = tuple[float, float, float, float, float]
 Without clipping x0 does not enter: the third number is 0."""
 
 
+@dataclass(eq=False, repr=False)
 class Sampler:
     """A fixed sequence of steps from noise to a trajectory. Immutable, holds no run state.
 
     Build one with :func:`muninn.ddpm`, :func:`muninn.ddim` or :func:`muninn.euler`.
-
-    Attributes:
-        kind: parameterisation of the network's prediction.
-        steps: the table, noisiest step first; ``drawing`` are those that consume a random draw.
-        clip: bound on ``|x0|``, or None.
-        keep_epsilon: with clipping, keep the raw noise estimate (diffusers' DDIM) instead of
-            deriving it again from the clipped x0 (Diffuser).
-        velocity_sign: of ``eps - x0`` in a flow's velocity: +1 where time runs from 1 (noise) to
-            0, -1 where it runs from 0 to 1.
     """
 
-    def __init__(
-        self,
-        name: str,
-        kind: Kind,
-        steps: Sequence[Step],
-        *,
-        flow: bool,
-        clip: float | None = None,
-        keep_epsilon: bool = False,
-        velocity_sign: float = 1.0,
-        details: dict[str, Any] | None = None,
-    ) -> None:
-        self.kinds = FLOW_KINDS if flow else DIFFUSION_KINDS
-        if kind not in self.kinds:
+    name: str
+    kind: Kind  # parameterisation of the network's prediction
+    steps: Sequence[Step]  # noisiest first
+    _: KW_ONLY
+    flow: bool
+    clip: float | None = None  # bound on |x0|
+    # With clipping, keep the raw noise estimate (diffusers' DDIM) instead of deriving it again
+    # from the clipped x0 (Diffuser).
+    keep_epsilon: bool = False
+    # Of eps - x0 in a flow's velocity: +1 where time runs from 1 (noise) to 0, -1 from 0 to 1.
+    velocity_sign: float = 1.0
+    details: Mapping[str, Any] = field(default_factory=dict)  # more of the description
+
+    def __post_init__(self) -> None:
+        self.kinds = FLOW_KINDS if self.flow else DIFFUSION_KINDS
+        if self.kind not in self.kinds:
             raise InputError(
-                f"{name} cannot use a network that predicts {kind!r}; choose one of {self.kinds}"
+                f"{self.name} cannot use a network that predicts {self.kind!r}; choose one of "
+                f"{self.kinds}"
             )
-        if clip is not None and not clip > 0.0:
-            raise InputError(f"clip must be a positive bound on |x0| or None, got {clip}")
-        self.name = name
-        self.kind: Kind = kind
-        self.steps = tuple(steps)
+        if self.clip is not None and not self.clip > 0.0:
+            raise InputError(f"clip must be a positive bound on |x0| or None, got {self.clip}")
+        self.steps = tuple(self.steps)
         self.drawing = tuple(i for i, step in enumerate(self.steps) if step.draws_noise)
-        self.flow = flow
-        self.clip = clip
-        self.keep_epsilon = keep_epsilon
-        self._details = dict(details or {})
-        self.velocity_sign = velocity_sign
         self._affine = {k: [self._merge(step, k) for step in self.steps] for k in self.kinds}
-        table = repr([astuple(step) for step in self.steps]) + repr(velocity_sign)
+        table = repr([astuple(step) for step in self.steps]) + repr(self.velocity_sign)
         self._digest = hashlib.sha256(table.encode()).hexdigest()[:16]
         self._frozen = True
 
@@ -119,7 +107,7 @@ class Sampler:
             "steps": len(self),
             "clip": self.clip,
             "keep_epsilon": self.keep_epsilon,
-            **self._details,
+            **self.details,
             "table": self._digest,
         }
 
@@ -149,20 +137,16 @@ class Sampler:
         """(u, w) with ``target = u * x + w * prediction`` for the network's own prediction."""
         if target == self.kind:
             return 0.0, 1.0
-        step = self.steps[index]
-        sample, epsilon = self._to_sample(step, self.kind), self._to_epsilon(step, self.kind)
-        if target == "sample":
-            return sample
-        if target == "epsilon":
-            return epsilon
-        if target == "v":
-            scale_e, scale_s = step.signal, -step.noise
-        else:
-            scale_e, scale_s = self.velocity_sign, -self.velocity_sign
-        return (
-            scale_e * epsilon[0] + scale_s * sample[0],
-            scale_e * epsilon[1] + scale_s * sample[1],
-        )
+        step, sign = self.steps[index], self.velocity_sign
+        scale_e, scale_s = {
+            "epsilon": (1.0, 0.0),
+            "sample": (0.0, 1.0),
+            "v": (step.signal, -step.noise),
+            "velocity": (sign, -sign),
+        }[target]
+        epsilon_x, epsilon_p = self._to_epsilon(step, self.kind)
+        sample_x, sample_p = self._to_sample(step, self.kind)
+        return scale_e * epsilon_x + scale_s * sample_x, scale_e * epsilon_p + scale_s * sample_p
 
     def convert(self, x: Tensor, prediction: Tensor, index: int, target: Kind) -> Tensor:
         """The network's prediction at state ``x`` of step ``index``, as quantity ``target``."""

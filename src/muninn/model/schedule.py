@@ -18,15 +18,10 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Cumulative signal power ``alpha_bar`` of a variance-preserving diffusion.
+    """Cumulative signal power of a variance-preserving diffusion; InputError unless it falls."""
 
-    Attributes:
-        name: how the table was made; part of a certificate.
-        alpha_bar: ``(training steps,)`` float64; InputError unless it falls inside (0, 1).
-    """
-
-    name: str
-    alpha_bar: FloatArray = field(repr=False)
+    name: str  # how the table was made; part of a certificate
+    alpha_bar: FloatArray = field(repr=False)  # (training steps,), inside (0, 1)
 
     def __post_init__(self) -> None:
         table = np.array(self.alpha_bar, dtype=np.float64)

@@ -151,7 +151,6 @@ class _Polynomials:
             )
         self.memory = max(forecast.order + 1, 2)
         self._used = forecast.order + 1
-        self._degree = self.memory - 1
         self._variable = smooth_variable(sampler)
         self._error_weights = error_weights(sampler, forecast.quantity, emphasis)
         for method in (self.extrapolate, self.interpolate, self.difference, self.growth):
@@ -174,7 +173,7 @@ class _Polynomials:
         The forecast of order k has it and that of order k - 1 has not (for order 0: linear
         against hold), up to the polynomial factor in :meth:`growth`.
         """
-        at = self._variable[list(nodes[-(self._degree + 1) :])].tolist()
+        at = self._variable[list(nodes[-self.memory :])].tolist()
         if len(at) < 2:
             return None
         return tuple(1.0 / math.prod(here - other for other in at if other != here) for here in at)
@@ -183,7 +182,7 @@ class _Polynomials:
         """The embedded error estimate: entry m is the weighted sum of
         ``|forecast_k - forecast_{k-1}|`` over the steps after the last node, up to m.
         """
-        degree = min(self._degree, len(nodes) - 1)
+        degree = min(self.memory, len(nodes)) - 1
         factor = np.ones_like(self._variable)
         for node in nodes[len(nodes) - degree :]:
             factor *= np.abs(self._variable - self._variable[node])

@@ -5,7 +5,6 @@ A *plan* is a pattern of evaluated steps; what a robot follows is a trajectory.
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -70,11 +69,9 @@ class Static(Plan, kind="static"):
             raise InputError(
                 f"anchors must increase from step 0 to the last step, got {anchors[:8]}..."
             )
-        object.__setattr__(self, "_after", dict(itertools.pairwise(anchors)))
 
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
-        after: dict[int, int] = self._after  # type: ignore[attr-defined]
-        return after.get(step, steps - 1)
+        return min((anchor for anchor in self.anchors if anchor > step), default=steps - 1)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from muninn.certify.scan import Measuring, Scan
 from muninn.certify.units import Episodes, OpenLoop
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
-from muninn.parallel import Inline, Processes
+from muninn.parallel import Map, Processes
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
 from muninn_bench.studies.coverage.mixture import mixture_planner
@@ -48,7 +48,7 @@ def scan(excess: FloatArray, allowed: int, chunk: int = 7, check_full: bool = Fa
     family = long_family(excess.shape[1])
     units = TableUnits(excess, family, chunk)
     made = Scan(
-        Measuring(units), family, Journal(), Inline(), lambda description, total: lambda steps: None
+        Measuring(units), family, Journal(), Map(), lambda description, total: lambda steps: None
     )
     return *made.choose(list(range(units.count)), allowed, check_full), units
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -103,7 +104,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", fake.end, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_releasePool", fake.release, raising=False)
     monkeypatch.setattr(muninn.engines.capture, "forget_workspaces", lambda: None)
-    monkeypatch.setattr(muninn.engines.capture, "_STREAMS", {})
+    fresh = functools.cache(muninn.engines.capture._stream_on.__wrapped__)
+    monkeypatch.setattr(muninn.engines.capture, "_stream_on", fresh)
     return fake
 
 

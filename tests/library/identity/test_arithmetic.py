@@ -137,10 +137,8 @@ def test_a_call_that_does_not_fit_raises_where_the_user_asked_for_errors(
     require_cached(fast, plain_made)
 
 
-def test_it_is_warned_of_once(
-    plain_made: Certificate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(muninn.engines.runtime, "_logged", set())
+def test_it_is_warned_of_once(plain_made: Certificate, caplog: pytest.LogCaptureFixture) -> None:
+    muninn.engines.runtime.log_once.cache_clear()
     fast = cache(planner(), plain_made, on_mismatch="full")
     with caplog.at_level(logging.WARNING, logger="muninn"):
         call(fast)
