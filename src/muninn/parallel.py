@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from muninn.errors import InputError
+from muninn.errors import InputError, MuninnError
 from muninn.progress import Advance, silent
 
 Item = TypeVar("Item")
@@ -73,6 +74,7 @@ class Processes(Map):
 
     Raises:
         InputError: ``workers`` is below 1, or the function cannot be pickled.
+        MuninnError: a worker died.
     """
 
     def __init__(self, workers: int) -> None:
@@ -126,9 +128,19 @@ class Processes(Map):
                     raise error from RuntimeError(told)
                 advance(1)
                 yield result
+        except BrokenProcessPool as error:
+            raise MuninnError(
+                "a worker process died (was memory short?); what was finished is kept where there "
+                "is a journal: run the command again"
+            ) from error
         finally:  # whoever iterates may have stopped
             for _, future in waiting:
                 future.cancel()
+
+
+def workers_of(count: int) -> Map:
+    """The map of so many workers; a single one works here."""
+    return Inline() if count == 1 else Processes(count)
 
 
 _loaded: tuple[Path | None, Any] = (None, None)

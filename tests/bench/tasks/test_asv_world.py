@@ -244,11 +244,16 @@ def test_routes_respect_speed_acceleration_and_turn_rate() -> None:
         assert (turn / np.diff(route.times[moving])).max() <= 1.1 * routes.TURN_RATE
 
 
-def test_data_do_not_depend_on_chunks_and_survive_the_file(tmp_path: Path) -> None:
-    data.RECORDING.generate(tmp_path / "asv.npz", 3, seed=4, processes=1)
+def test_data_do_not_depend_on_chunks_or_workers_and_survive_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data.RECORDING.generate(tmp_path / "asv.npz", 3, seed=4, workers=1)
     stored = load_runs(tmp_path / "asv.npz")
     wanted = np.concatenate([data.make_run(4, index) for index in range(3)])
     assert np.abs(stored.frames - wanted).max() < 0.005
+    monkeypatch.setattr("muninn_bench.tasks.recorded.SHARD", 2)
+    data.RECORDING.generate(tmp_path / "two.npz", 3, seed=4, workers=2)
+    np.testing.assert_array_equal(load_runs(tmp_path / "two.npz").frames, stored.frames)
     assert (stored.frame_seconds, stored.position_channels, stored.state_channels) == (1.0, 2, 4)
     with pytest.raises(InputError, match="at least one run"):
         data.RECORDING.generate(tmp_path / "none.npz", 0)
