@@ -7,9 +7,14 @@ import numpy as np
 from muninn.model.schedule import FloatArray
 
 
+def arc_lengths(path: FloatArray) -> FloatArray:
+    """From the first point to each, along the polyline, (points,)."""
+    return np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))])
+
+
 def resample(path: FloatArray, spacing: float, least: int = 2) -> FloatArray:
     """The polyline at equal arc lengths of about ``spacing``, at least so many points."""
-    lengths = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))])
+    lengths = arc_lengths(path)
     count = max(least, int(np.ceil(lengths[-1] / spacing)) + 1)
     at = np.linspace(0.0, lengths[-1], count)
     return np.stack([np.interp(at, lengths, column) for column in path.T], axis=1)

@@ -23,7 +23,7 @@ import math
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.asv.vessel import Hull, Vessel, over_ground
+from muninn_bench.tasks.asv.vessel import Hull, Vessel, drag, over_ground
 
 TICK = 0.05
 """Seconds between two updates of the filter, and of the controller: 20 Hz."""
@@ -154,9 +154,9 @@ class Filter:
         mass_u, mass_v, inertia = hull.mass_surge, hull.mass_sway, hull.inertia_yaw
         force = left + right + mass_v * v * r
         moment = hull.arm * (right - left) + (mass_u - mass_v) * u * v
-        next_u = u + step * (force - (hull.surge[0] + hull.surge[1] * abs(u)) * u) / mass_u
-        next_v = v - step * (mass_u * u * r + (hull.sway[0] + hull.sway[1] * abs(v)) * v) / mass_v
-        next_r = r + step * (moment - (hull.yaw[0] + hull.yaw[1] * abs(r)) * r) / inertia
+        next_u = u + step * (force - drag(hull.surge, u)) / mass_u
+        next_v = v - step * (mass_u * u * r + drag(hull.sway, v)) / mass_v
+        next_r = r + step * (moment - drag(hull.yaw, r)) / inertia
         u_mean, v_mean, self.mean_rate = (u + next_u) / 2.0, (v + next_v) / 2.0, (r + next_r) / 2.0
         self.mean[:] = (
             x + step * (cos * u_mean - sin * v_mean + cx),

@@ -32,7 +32,7 @@ from muninn_bench.tasks.crazyflie.arena import (
     path_clearance,
 )
 from muninn_bench.tasks.crazyflie.route import FRAME_SECONDS, HORIZON, rounded, timed
-from muninn_bench.tasks.paths import resample
+from muninn_bench.tasks.paths import arc_lengths, resample
 from muninn_bench.tasks.recorded import Recording
 
 SMALLEST_CLEARANCE = 0.18  # of a recorded run, metres: rounding a corner cuts it a little
@@ -79,9 +79,9 @@ def find_route(start: FloatArray, goal: FloatArray, seed: int) -> FloatArray:
         setup.solve(_SEARCH_SECONDS)
         if setup.haveExactSolutionPath():
             states = setup.getSolutionPath().getStates()
-            found = np.array([[state[0], state[1], state[2]] for state in states])
+            found = np.array([[state[axis] for axis in range(3)] for state in states])
             routes.append(_shortened(found, generator))
-    return min(routes, key=_length)
+    return min(routes, key=lambda route: np.linalg.norm(np.diff(route, axis=0), axis=1).sum())
 
 
 def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
@@ -192,8 +192,7 @@ def _shortened(route: FloatArray, generator: np.random.Generator) -> FloatArray:
     for _ in range(_SHORTCUTS):
         if len(route) < 3:
             break
-        steps = np.diff(route, axis=0)
-        arc = np.concatenate([[0.0], np.cumsum(np.sqrt((steps**2).sum(axis=1)))])
+        arc = arc_lengths(route)
         first, last = np.sort(generator.uniform(0.0, arc[-1], 2))
         if generator.random() < 0.3:
             # Vertices too, or the ends of the route would keep their corners.
@@ -202,10 +201,6 @@ def _shortened(route: FloatArray, generator: np.random.Generator) -> FloatArray:
         if clearance(points[0] + share * (points[1] - points[0])).min() >= WORKSPACE_MARGIN:
             route = np.concatenate([route[arc < first], points, route[arc > last]])
     return route
-
-
-def _length(route: FloatArray) -> float:
-    return float(np.linalg.norm(np.diff(route, axis=0), axis=1).sum())
 
 
 RECORDING = Recording("crazyflie", make_runs, 50_000, FRAME_SECONDS, 3, 6, each=2)

@@ -74,17 +74,11 @@ def build_xml() -> str:
 
 @dataclass(frozen=True)
 class Wind:
-    """Air that moves: a steady horizontal part and gusts, drawn from an episode's seed.
+    """Air that moves: a steady horizontal part and gusts, an Ornstein-Uhlenbeck process."""
 
-    Attributes:
-        steady: largest speed of the steady part, m/s; its speed is uniform, its direction too.
-        gusts: standard deviation of the gusts along each axis, m/s (vertically half).
-        gust_seconds: correlation time of the gusts (an Ornstein-Uhlenbeck process).
-    """
-
-    steady: float = 0.6
-    gusts: float = 0.3
-    gust_seconds: float = 1.0
+    steady: float = 0.6  # most of the steady part, m/s; uniform, and so is its direction
+    gusts: float = 0.3  # standard deviation along each axis, m/s (vertically half)
+    gust_seconds: float = 1.0  # correlation time
 
 
 class Air:

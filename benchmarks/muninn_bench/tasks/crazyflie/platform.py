@@ -13,19 +13,14 @@ from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.tasks.crazyflie.arena import COLLISION_MARGIN, clearance, outlines
 from muninn_bench.tasks.crazyflie.episode import CrazyflieEpisode
-from muninn_bench.tasks.crazyflie.model import Wind
 from muninn_bench.tasks.crazyflie.reference import PlanSpline
 
 
 class Crazyflie:
     """3-D navigation of a micro-quadrotor in simulation, replanned at 10 Hz.
 
-    Args:
-        teacher: the bundled one if None.
-        wind: of episodes.
-
     Raises:
-        InputError: the bundled teacher is missing.
+        InputError: no teacher is given, and the bundled one is missing.
     """
 
     name = "crazyflie"
@@ -33,14 +28,13 @@ class Crazyflie:
     candidates = 3
     tolerance = 0.05
 
-    def __init__(self, teacher: Teacher | None = None, wind: Wind | None = None) -> None:
+    def __init__(self, teacher: Teacher | None = None) -> None:
         self.teacher = teacher or load_teacher(model_file("crazyflie/teacher.safetensors"))
         self.planner = diffuser_planner(self.teacher)
-        self.wind = wind or Wind()
 
     def begin(self, seed: int) -> CrazyflieEpisode:
         """A fresh flight; everything random in it is drawn from the seed."""
-        return CrazyflieEpisode(self.teacher, seed, self.wind)
+        return CrazyflieEpisode(self.teacher, seed)
 
     def screen(self, plan: Tensor, context: Context) -> bool:
         """Is the plan finite, and its whole spline out of the inflated obstacles?"""
