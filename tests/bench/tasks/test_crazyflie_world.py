@@ -28,7 +28,7 @@ from muninn_bench.tasks.crazyflie.reference import (
     PlanSpline,
     Reference,
 )
-from muninn_bench.tasks.fitted import FIT
+from muninn_bench.tasks.paths import FIT
 
 pytest.importorskip("mujoco")
 

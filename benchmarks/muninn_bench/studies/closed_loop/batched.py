@@ -115,16 +115,13 @@ def fly_one(
     plan: Plan | None = None,
     watcher: Recorder | None = None,
 ) -> Flight:
-    """Fly one episode.
+    """Fly one episode; ``watcher`` looks on.
 
     Args:
         programs: plan, job by job, unless ``plan`` says otherwise.
-        ticket: which episode.
         latency: of planning; drawn from a trace by the episode's seed, the same for every method.
         needed: what escalation must be given; see :func:`needs`.
         metric: measures how far one call, drawn at random, is from full compute; None does not.
-        plan: where plans are computed.
-        watcher: looks on.
     """
     method, seed, ask = ticket.method, ticket.seed, plan or programs.plan
     if isinstance(latency, Trace):

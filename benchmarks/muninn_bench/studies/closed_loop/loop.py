@@ -80,15 +80,10 @@ class SimulatedWorker:
 
 @dataclass
 class FlownCall(CallReport):
-    """One planning call, on the simulated clock.
+    """One planning call, on the simulated clock."""
 
-    Attributes:
-        clearance: metres to the nearest obstacle when the context was taken.
-        seed: of the noise of the plan that was executed.
-    """
-
-    clearance: float = math.nan
-    seed: int | None = None
+    clearance: float = math.nan  # metres to the nearest obstacle when the context was taken
+    seed: int | None = None  # of the noise of the plan that was executed
 
     @property
     def seconds(self) -> float:
@@ -98,22 +93,17 @@ class FlownCall(CallReport):
 
 @dataclass(frozen=True)
 class Flight:
-    """One episode.
+    """One episode; its seed and the latencies of its jobs reproduce it.
 
-    Attributes:
-        outcome: ``success``, ``collision`` or ``timeout``.
-        seconds: that it lasted; the time to the goal where it succeeded.
-        smallest_clearance: metres.
-        jobs: planning jobs with their latencies; with the seed they reproduce the flight.
-        deviation: from full compute, of one call drawn at random, in the certificate's metric;
-            0 if that call held, None if it was not measured.
+    The deviation is that of one call, drawn at random, from full compute, in the certificate's
+    metric: 0 if that call held, None if it was not measured.
     """
 
     method: str
     seed: int
-    outcome: str
-    seconds: float
-    smallest_clearance: float
+    outcome: str  # success, collision or timeout
+    seconds: float  # that it lasted; the time to the goal where it succeeded
+    smallest_clearance: float  # metres
     calls: tuple[FlownCall, ...]
     jobs: tuple[Timed, ...]
     deviation: float | None = None

@@ -60,25 +60,16 @@ TUNED_ON = 96
 
 @dataclass(frozen=True)
 class Settings:
-    """How much a study runs.
+    """How much a study runs."""
 
-    Attributes:
-        risk: share of calls that may exceed the platform's tolerance.
-        scouts: episodes to draw calibration calls from, one each.
-        timed: single jobs timed for each program.
-        episodes: of each of the ``methods``.
-        live: episodes flown at once, in each of the ``workers``.
-        seed: of the calibration; episodes have seeds of their own.
-    """
-
-    risk: float = 0.05
-    scouts: int = 400
-    timed: int = 200
-    episodes: int = 150
+    risk: float = 0.05  # share of calls that may exceed the platform's tolerance
+    scouts: int = 400  # episodes to draw calibration calls from, one each
+    timed: int = 200  # single jobs timed for each program
+    episodes: int = 150  # of each method
     methods: tuple[str, ...] = tuple(METHODS)
-    live: int = 48
+    live: int = 48  # episodes flown at once, by each worker
     workers: int = field(default_factory=lambda: os.cpu_count() or 2)
-    seed: int = 0
+    seed: int = 0  # of the calibration; episodes have seeds of their own
 
 
 SMOKE = Settings(scouts=120, timed=12, episodes=8, live=8, workers=1)

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.fitted import fitted
+from muninn_bench.tasks.paths import fitted
 
 HORIZON = 128
 """Frames of a plan: 128 s, longer than any route on this lake."""

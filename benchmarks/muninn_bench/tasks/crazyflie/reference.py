@@ -12,7 +12,7 @@ from scipy.interpolate import CubicHermiteSpline
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.controller import Setpoint
-from muninn_bench.tasks.fitted import fitted
+from muninn_bench.tasks.paths import fitted
 
 TOP_SPEED = 2.2  # of setpoints, m/s: a fifth above the training runs'
 TOP_ACCELERATION = 5.0  # of setpoints, m/s^2
