@@ -14,10 +14,9 @@ from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn_bench.networks.teacher import Teacher, build_network
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.tasks.asv.episode import LOST, AsvEpisode
+from muninn_bench.tasks.asv.episode import LOST, AsvEpisode, AsvPlatform
 from muninn_bench.tasks.asv.lake import GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
 from muninn_bench.tasks.asv.mpc import Mpc, thrust_loop
-from muninn_bench.tasks.asv.platform import AsvPlatform
 from muninn_bench.tasks.asv.reference import (
     FRAME_SECONDS,
     HORIZON,

@@ -38,18 +38,14 @@ class SimulatedWorker:
     waits until the worker has finished it.
 
     The program ``cheap`` stands for the sources ``cached`` and ``resampled``.
-
-    Attributes:
-        now: simulated seconds; the loop sets it when a call begins.
-        jobs: every job with the latency it was charged.
-        error: what planning raised. A supervisor turns it into a hold; a study must not.
     """
 
     def __init__(self, plan: Plan, latency: Latency, cheap: str = "cached") -> None:
         self._plan, self._latency, self._cheap = plan, latency, cheap
         self._free = -math.inf
-        self.now = 0.0
-        self.jobs: list[Timed] = []
+        self.now = 0.0  # simulated seconds; the loop sets it when a call begins
+        self.jobs: list[Timed] = []  # with the latencies they were charged
+        # What planning raised. A supervisor turns it into a hold; a study must not.
         self.error: Exception | None = None
 
     def clock(self) -> float:

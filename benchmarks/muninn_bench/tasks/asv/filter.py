@@ -122,18 +122,13 @@ def _add(
 
 
 class Filter:
-    """The extended Kalman filter.
-
-    Attributes:
-        mean, covariance: of the state, (8,) and (8, 8).
-        mean_rate: turn rate averaged over the last tick, as predicted, rad/s.
-    """
+    """The extended Kalman filter: mean (8,) and covariance (8, 8) of the state."""
 
     def __init__(self, hull: Hull, mean: FloatArray) -> None:
         self._hull = hull
         self.mean = mean.copy()
         self.covariance = _PRIOR.copy()
-        self.mean_rate = 0.0
+        self.mean_rate = 0.0  # turn rate averaged over the last tick, as predicted, rad/s
         self._transition = np.eye(_STATES)
         self._noise = TICK * _PROCESS
 

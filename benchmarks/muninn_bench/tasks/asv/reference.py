@@ -31,13 +31,9 @@ every other plan fails the screen, a vessel that stopped at each would never get
 
 
 class Reference(Protocol):
-    """Where to be, and how fast, at times of the episode.
+    """Where to be, and how fast, at times of the episode."""
 
-    Attributes:
-        factor: share of its own speed at which it is followed.
-    """
-
-    factor: float
+    factor: float  # share of its own speed at which it is followed
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Positions and velocities over ground at the times (n,), each (n, 2)."""

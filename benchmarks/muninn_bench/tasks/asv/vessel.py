@@ -20,28 +20,19 @@ Velocity = tuple[float, float]
 
 @dataclass(frozen=True)
 class Hull:
-    """Parameters in SI units.
-
-    Attributes:
-        mass_surge, mass_sway, inertia_yaw: added mass included.
-        surge, sway, yaw: damping is ``linear + quadratic |speed|``.
-        arm: of a thruster, from the middle line.
-        thrust_low, thrust_high: of one thruster; the most in reverse and forward.
-        thrust_lag: seconds in which a thruster covers 63% of a step.
-        wind: force per squared relative wind speed, ahead and across, N s^2/m^2.
-    """
+    """Parameters in SI units; masses include the added mass."""
 
     mass_surge: float = 50.0
     mass_sway: float = 85.0
     inertia_yaw: float = 25.0
-    surge: tuple[float, float] = (12.0, 18.0)
+    surge: tuple[float, float] = (12.0, 18.0)  # damping: linear, quadratic; see drag
     sway: tuple[float, float] = (80.0, 150.0)
     yaw: tuple[float, float] = (15.0, 15.0)
-    arm: float = 0.35
-    thrust_low: float = -45.0
+    arm: float = 0.35  # of a thruster, from the middle line
+    thrust_low: float = -45.0  # of one thruster, in reverse
     thrust_high: float = 75.0
-    thrust_lag: float = 0.25
-    wind: tuple[float, float] = (0.12, 0.25)
+    thrust_lag: float = 0.25  # seconds in which a thruster covers 63% of a step
+    wind: tuple[float, float] = (0.12, 0.25)  # N per squared relative wind, ahead and across
 
 
 def drag(damping: tuple[float, float], speed: float) -> float:
@@ -50,21 +41,15 @@ def drag(damping: tuple[float, float], speed: float) -> float:
 
 
 class Vessel:
-    """The true state, stepped with scalars: faster than arrays of this size.
-
-    Attributes:
-        x, y, heading: metres and radians (not wrapped).
-        u, v, r: through the water, m/s and rad/s.
-        left, right: present thrusts, N.
-    """
+    """The true state, stepped with scalars: faster than arrays of this size."""
 
     __slots__ = ("heading", "hull", "left", "r", "right", "u", "v", "x", "y")
 
     def __init__(self, hull: Hull, x: float, y: float, heading: float) -> None:
         self.hull = hull
-        self.x, self.y, self.heading = x, y, heading
-        self.u = self.v = self.r = 0.0
-        self.left = self.right = 0.0
+        self.x, self.y, self.heading = x, y, heading  # metres and radians (not wrapped)
+        self.u = self.v = self.r = 0.0  # through the water, m/s and rad/s
+        self.left = self.right = 0.0  # present thrusts, N
 
     def set_ground_velocity(self, vx: float, vy: float, current: Velocity) -> None:
         """Give the vessel a velocity over ground in a current."""
