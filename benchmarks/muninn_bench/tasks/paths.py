@@ -47,14 +47,9 @@ def timed(
 ) -> FloatArray:
     """Positions every ``step`` seconds of the fastest run along an evenly spaced path.
 
-    The run is at rest at both ends, exactly in place, and rounded in time.
-
-    Args:
-        path: (points, dim), metres.
-        top_speed: m/s.
-        turning, driving: largest acceleration across and along the path, m/s^2.
-        step: seconds.
-        sigma: standard deviation of the rounding in time, seconds.
+    The run is at rest at both ends, exactly in place, and rounded in time by a Gaussian of
+    ``sigma`` seconds. Accelerations are at most ``turning`` across and ``driving`` along the path.
+    All in metres and seconds.
     """
     spacing = max(float(np.linalg.norm(np.diff(path, axis=0), axis=1).mean()), 1e-9)
     tangent = np.gradient(path, spacing, axis=0)

@@ -29,22 +29,15 @@ Make = Callable[[int, int], Sequence[FloatArray]]
 
 @dataclass(frozen=True)
 class Recording:
-    """How the data of a task is recorded.
+    """How the data of a task is recorded."""
 
-    Attributes:
-        name: of the task.
-        make: records ``each`` runs.
-        count: runs that the planners were trained on.
-        frame_seconds, position_channels, state_channels: see :class:`Runs`.
-    """
-
-    name: str
+    name: str  # of the task
     make: Make
-    count: int
-    frame_seconds: float
+    count: int  # runs that the planners were trained on
+    frame_seconds: float  # this and the next two: see Runs
     position_channels: int
     state_channels: int
-    each: int = 1
+    each: int = 1  # runs that one call of make records
 
     def generate(self, out: Path, count: int | None, seed: int = 0, workers: int = 2) -> Runs:
         """Write ``count`` runs, in the order of their indices; as many as usual if None.

@@ -270,8 +270,6 @@ def test_outlines_lie_on_surfaces_and_show_every_edge() -> None:
 
 def test_recorded_runs_are_free_bounded_and_reproducible() -> None:
     pytest.importorskip("ompl")
-    from muninn_bench.tasks.crazyflie import data
-
     pairs = [data.make_runs(7, index) for index in range(8)]
     for run in [run for pair in pairs for run in pair]:
         # Only the start may be closer than routes lead, and the way is out from there.
@@ -288,8 +286,6 @@ def test_recorded_runs_are_free_bounded_and_reproducible() -> None:
 
 
 def test_the_check_made_for_ompl_agrees_with_the_clearance() -> None:
-    from muninn_bench.tasks.crazyflie import data
-
     generator = np.random.default_rng(3)
     points = generator.uniform(-1.1 * arena.HALF_SIZE, 1.1 * arena.HALF_SIZE, (500, 3))
     free = arena.clearance(points) >= arena.WORKSPACE_MARGIN

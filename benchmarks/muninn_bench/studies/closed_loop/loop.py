@@ -126,10 +126,8 @@ class Seen:
 class Recorder:
     """Looks on and keeps one episode; has no influence.
 
-    Attributes:
-        seen, calls: moments, and calls answered before the episode ended, in order.
-        world: lines of walls, shores and obstacles, each (points, 2 or 3), world units; of the
-            platform and the episode, where they have ``outlines()``.
+    ``seen`` and ``calls`` are moments, and calls answered before the episode ended, in order;
+    ``world`` are lines of walls, shores and obstacles, each (points, 2 or 3), world units.
     """
 
     def __init__(self, platform: Platform) -> None:

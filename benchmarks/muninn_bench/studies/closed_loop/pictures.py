@@ -146,7 +146,8 @@ def plot_calls(path: Path, flights: Sequence[Flight], certificate: Certificate) 
     calls = [call for flight in flights for call in flight.calls if call.evaluations]
     _cloud(left, [(call.clearance, call.evaluations) for call in calls])
     left.set(xlabel="clearance when planned, m", ylabel="evaluations of the call", ylim=(0, None))
-    bound, followed = bound_of(certificate), []
+    bound = bound_of(certificate)
+    followed: list[tuple[float, float]] = []
     for flight in flights:
         after = [call.clearance for call in flight.calls[1:]]
         after.append(flight.smallest_clearance if flight.outcome == "collision" else np.nan)

@@ -245,8 +245,7 @@ class AsvPlatform:
 
     def path(self, plan: Tensor) -> FloatArray:
         """Positions in metres, (horizon, 2)."""
-        world: FloatArray = self.teacher.unnormalise(plan[:, :2].float()).double().numpy()
-        return world
+        return np.asarray(self.teacher.unnormalise(plan[:, :2].float()).double().numpy())
 
     def outlines(self) -> list[FloatArray]:
         """Closed outlines of shore, islands and buoys, each (points, 2), for pictures."""

@@ -23,7 +23,7 @@ import math
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.asv.vessel import Hull, Vessel, drag, over_ground
+from muninn_bench.tasks.asv.vessel import Hull, Vessel, drag, over_ground, wrap
 
 TICK = 0.05
 """Seconds between two updates of the filter, and of the controller: 20 Hz."""
@@ -43,9 +43,7 @@ _PRIOR = np.diag([0.05, 0.05, 0.02, 0.2, 0.2, 0.02, 0.2, 0.2]) ** 2
 class Sensors:
     """Draws measurements of the true vessel at a tick, as information on its pose.
 
-    Args:
-        landmarks: the buoys' middles, (landmarks, 2), metres.
-        generator: of the noise.
+    Landmarks are the buoys' middles, (landmarks, 2), metres.
     """
 
     def __init__(self, landmarks: FloatArray, generator: np.random.Generator) -> None:
@@ -61,12 +59,9 @@ class Sensors:
     ) -> tuple[FloatArray, FloatArray]:
         """The tick's information matrix (4, 4) and vector (4,) about ``(x, y, heading, r)``.
 
-        Args:
-            tick: its number says which sensors report.
-            vessel: the truth.
-            mean_rate: the true turn rate, averaged over the tick's gyro samples.
-            expected: the filter's state, (8,): measurements are linearised there.
-            expected_rate: that the filter expects of the averaged gyro.
+        The tick's number says which sensors report. ``mean_rate`` is the true turn rate, averaged
+        over the gyro's samples, ``expected_rate`` what the filter expects of it. Measurements are
+        linearised at the filter's state ``expected``, (8,).
         """
         information, vector = np.zeros((4, 4)), np.zeros(4)
         noise = self._generator.standard_normal(3 + 3 * self._count)
@@ -117,8 +112,7 @@ def _add(
     """Add the measurements that are seen, each with the same noise."""
     weighted = slope.T * (seen / noise**2)
     information[:3, :3] += weighted @ slope
-    # Angles of a full turn more or less are the same.
-    vector[:3] += weighted @ ((error + math.pi) % (2.0 * math.pi) - math.pi)
+    vector[:3] += weighted @ wrap(error)
 
 
 class Filter:

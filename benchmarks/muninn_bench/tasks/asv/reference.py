@@ -50,12 +50,8 @@ class PlanReference:
     """A plan as a cubic Hermite curve through its frames; its last frame is held for ever.
 
     Velocities are the curve's own derivative: a planner's velocity channels are learned, and agree
-    with its positions only roughly.
-
-    Args:
-        frames: world units, (frames, 4).
-        begin, joined: episode times of the first frame, and from which on it is followed, seconds.
-        factor: share of its speed at which it is followed.
+    with its positions only roughly. Frames are in world units, (frames, 4); ``begin`` is the
+    episode's time at the first, ``joined`` that from which on it is followed, seconds.
     """
 
     def __init__(

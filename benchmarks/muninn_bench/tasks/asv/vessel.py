@@ -11,11 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+from muninn.model.schedule import FloatArray
+
 Velocity = tuple[float, float]
 """In the world, m/s."""
+
+Angle = TypeVar("Angle", float, FloatArray)
 
 
 @dataclass(frozen=True)
@@ -131,8 +136,8 @@ def thrusts(hull: Hull, force: float, moment: float) -> tuple[float, float]:
     return mean - difference, mean + difference
 
 
-def wrap(angle: float) -> float:
-    """The same angle in [-pi, pi)."""
+def wrap(angle: Angle) -> Angle:
+    """The same angle, or angles, in [-pi, pi)."""
     return (angle + math.pi) % (2.0 * math.pi) - math.pi
 
 

@@ -1,4 +1,4 @@
-"""The Crazyflie as a platform, and its flights: physics at 500 Hz, sensing and setpoints at 100 Hz."""
+"""The Crazyflie as a platform, and its flights: physics at 500 Hz, setpoints at 100 Hz."""
 
 from __future__ import annotations
 
