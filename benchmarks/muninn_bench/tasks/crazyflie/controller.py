@@ -81,7 +81,7 @@ class GeometricController:
         # Where both do not fit, the body still turns; lift gives way.
         low, high = MOTOR_RANGE
         lift = min(max(thrust / 4.0, low - turning.min()), high - turning.max())
-        return np.clip(lift + turning, low, high)
+        return np.asarray(np.clip(lift + turning, low, high))
 
     def _observe(self, velocity: FloatArray, rotation: FloatArray, seconds: float) -> None:
         if self._expected is None:
