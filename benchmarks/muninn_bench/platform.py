@@ -27,35 +27,21 @@ STUDIED, SCOUTED = 1_000_000, 2_000_000
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A moment, as a viewer wants it.
+    """A moment, as a viewer wants it."""
 
-    Attributes:
-        time: simulated seconds since the episode began.
-        position: of the robot, world units, (2,) or (3,).
-        clearance: metres to the nearest obstacle, negative inside it.
-        to_goal: metres to the goal.
-    """
-
-    time: float
-    position: FloatArray
-    clearance: float
-    to_goal: float
+    time: float  # simulated seconds since the episode began
+    position: FloatArray  # of the robot, world units, (2,) or (3,)
+    clearance: float  # metres to the nearest obstacle, negative inside it
+    to_goal: float  # metres
 
 
 class Episode(Protocol):
-    """One run of the robot, from a start to an outcome, on a simulated clock.
+    """One run of the robot, from a start to an outcome, on a simulated clock."""
 
-    Attributes:
-        time: simulated seconds since the episode began.
-        outcome: how it ended; None while it runs.
-        goal: world units.
-        smallest_clearance: of the whole episode so far, metres.
-    """
-
-    time: float
-    outcome: Outcome | None
-    goal: FloatArray
-    smallest_clearance: float
+    time: float  # simulated seconds since it began
+    outcome: Outcome | None  # how it ended; None while it runs
+    goal: FloatArray  # world units
+    smallest_clearance: float  # so far, metres
 
     def context(self) -> Tensor:
         """What the planner is asked, from what the robot senses now: one row."""
@@ -87,21 +73,13 @@ class Episode(Protocol):
 
 
 class Platform(Protocol):
-    """A robot, its world and its planner.
+    """A robot, its world and its planner."""
 
-    Attributes:
-        name: of its folders under ``models`` and ``results/closed-loop``.
-        planner: full compute, the bundled teacher's.
-        period: seconds between planning calls.
-        candidates: new samples of an escalated call, as the paper's for the platform.
-        tolerance: metres that a cached plan may be away from the full one, at its worst frame.
-    """
-
-    name: str
-    planner: Planner
-    period: float
-    candidates: int
-    tolerance: float
+    name: str  # of its folders under ``models`` and ``results/closed-loop``
+    planner: Planner  # full compute, the bundled teacher's
+    period: float  # seconds between planning calls
+    candidates: int  # new samples of an escalated call, as the paper's for the platform
+    tolerance: float  # metres that a cached plan may be away from the full one, at its worst frame
 
     def begin(self, seed: int) -> Episode:
         """A fresh episode: start, goal, disturbances and sensor noise drawn from the seed."""

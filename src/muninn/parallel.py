@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from itertools import count, islice
@@ -21,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from muninn.errors import InputError
+from muninn.errors import InputError, MuninnError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -61,6 +62,7 @@ class Processes(Map):
 
     Raises:
         InputError: ``workers`` is below 1, or the function cannot be pickled.
+        MuninnError: a worker died.
     """
 
     def __init__(self, workers: int) -> None:
@@ -110,9 +112,19 @@ class Processes(Map):
                     raise error from RuntimeError(told)
                 yield result
                 waiting.extend(islice(futures, 1))
+        except BrokenProcessPool as error:
+            raise MuninnError(
+                "a worker process died (was memory short?); what was finished is kept where there "
+                "is a journal: run the command again"
+            ) from error
         finally:  # whoever iterates may have stopped
             for future in waiting:
                 future.cancel()
+
+
+def workers_of(count: int) -> Map:
+    """The map of so many workers; a single one works here."""
+    return Map() if count == 1 else Processes(count)
 
 
 @lru_cache(maxsize=1)

@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from muninn.errors import InputError
-from muninn.parallel import Map, Processes
+from muninn.errors import InputError, MuninnError
+from muninn.parallel import Map, Processes, workers_of
 from parallel_cases import fails_at, process_of, slow_first
 
 
@@ -64,6 +65,15 @@ def test_what_cannot_be_sent_is_said_before_anything_runs() -> None:
         Processes(0)
 
 
+def test_one_worker_works_here_and_a_dead_one_is_told() -> None:
+    with workers_of(1) as alone:
+        assert list(alone.map(process_of, [0])) == [os.getpid()]
+    with workers_of(2) as workers, pytest.raises(MuninnError, match=r"died.*run the command again"):
+        list(workers.map(os._exit, [3]))
+    with pytest.raises(InputError, match="at least one worker, got 0"):
+        workers_of(0)
+
+
 INTERRUPTED = """
 import sys, time
 from muninn.parallel import Processes
@@ -99,3 +109,38 @@ def living(group: int) -> list[str]:
     listed = subprocess.run(["ps", "-eo", "pgid,stat,args"], capture_output=True, text=True).stdout
     found = [line.split(None, 2) for line in listed.splitlines()[1:]]
     return [args for own, state, args in found if own == str(group) and "Z" not in state]
+
+
+_FAMILY = """
+import multiprocessing, time
+from muninn.parallel import end_with_parent
+
+def child(started):
+    end_with_parent()
+    started.set()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    process = context.Process(target=child, args=(started,))
+    process.start()
+    started.wait()
+    print(process.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
+def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "family.py"
+    script.write_text(_FAMILY)
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = Path("/proc") / parent.stdout.readline().strip()
+        assert child.exists()
+        parent.kill()
+    until = time.monotonic() + 20.0
+    while child.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not child.exists()

@@ -71,19 +71,12 @@ class FlownEpisode:
 
 @dataclass(frozen=True)
 class FlownTask:
-    """A platform as a task; see :class:`muninn_bench.task.Task`.
+    """A platform as a task; see :class:`muninn_bench.task.Task`."""
 
-    Attributes:
-        name: the folder's.
-        tolerance: metres, the platform's own.
-        build: a fresh platform.
-        recording, network, horizon, minutes, batch: how its planner was trained.
-    """
-
-    name: str
-    tolerance: float
-    build: Callable[[], Platform]
-    recording: Recording
+    name: str  # the folder's
+    tolerance: float  # metres, the platform's own
+    build: Callable[[], Platform]  # a fresh one
+    recording: Recording  # this and the next four: how its planner was trained
     network: UnetConfig
     horizon: int
     minutes: float

@@ -1,7 +1,7 @@
 """Record training data, as ``muninn-bench data`` does.
 
 Every run is a function of ``(seed, index)`` alone, so the file does not depend on the number of
-processes; finished shards are kept beside it and reused when the command is started again.
+workers; finished shards are kept beside it and reused when the command is started again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.model.schedule import FloatArray
+from muninn.parallel import workers_of
 from muninn.progress import bars
 from muninn_bench.networks.runs import Runs, save_runs
-from muninn_bench.processes import spread
 
 SHARD = 200
 """Indices recorded at a time."""
@@ -29,24 +29,17 @@ Make = Callable[[int, int], Sequence[FloatArray]]
 
 @dataclass(frozen=True)
 class Recording:
-    """How the data of a task is recorded.
+    """How the data of a task is recorded."""
 
-    Attributes:
-        name: of the task.
-        make: records ``each`` runs.
-        count: runs that the planners were trained on.
-        frame_seconds, position_channels, state_channels: see :class:`Runs`.
-    """
-
-    name: str
+    name: str  # of the task
     make: Make
-    count: int
-    frame_seconds: float
+    count: int  # runs that the planners were trained on
+    frame_seconds: float  # this and the next two: see Runs
     position_channels: int
     state_channels: int
-    each: int = 1
+    each: int = 1  # runs that one call of make records
 
-    def generate(self, out: Path, count: int | None, seed: int = 0, processes: int = 2) -> Runs:
+    def generate(self, out: Path, count: int | None, seed: int = 0, workers: int = 2) -> Runs:
         """Write ``count`` runs, in the order of their indices; as many as usual if None.
 
         Raises:
@@ -59,10 +52,10 @@ class Recording:
         shards = [range(at, min(at + SHARD, last)) for at in range(0, last, SHARD)]
         folder = out.with_suffix("") / f"seed{seed}"
         runs: list[FloatArray] = []
-        with bars(True) as task:
+        with bars(True) as task, workers_of(workers) as crew:
             advance = task(f"{self.name} runs", last)
             record = partial(_record, self.make, folder, seed)
-            for shard, path in zip(shards, spread(record, shards, processes), strict=True):
+            for shard, path in zip(shards, crew.map(record, shards), strict=True):
                 with np.load(path) as stored:
                     runs += np.split(stored["frames"], stored["offsets"])
                 advance(len(shard))

@@ -29,7 +29,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def test_fewer_steps_are_tuned_once_on_scouted_calls(paths: Paths) -> None:
-    settings = Settings(live=4, processes=1, scouts=SCOUTS)
+    settings = Settings(live=4, workers=1, scouts=SCOUTS)
     without = prepare(cases.platform, settings, paths, fewer=False)
     assert without.fewer is None and not paths.fewer.exists()
     made = prepare(cases.platform, settings, paths).fewer

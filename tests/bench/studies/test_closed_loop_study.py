@@ -5,9 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import subprocess
-import sys
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +36,7 @@ from muninn_bench.studies.closed_loop.write import write_results
 SETTINGS = Settings(
     episodes=5,
     live=4,
-    processes=1,
+    workers=1,
     methods=("full", "muninn-only", "combined"),
 )
 
@@ -99,49 +96,14 @@ def test_an_interrupted_study_goes_on_where_it_stopped(
 
 
 @pytest.mark.slow
-def test_processes_share_the_episodes(paths: Paths) -> None:
+def test_flights_are_the_same_for_any_number_of_workers(paths: Paths) -> None:
     alone, _ = run_study(
         cases.platform, cases.programs(), SETTINGS, replace(paths, work=paths.work / "alone")
     )
-    shared, _ = run_study(cases.platform, cases.programs(), replace(SETTINGS, processes=2), paths)
+    shared, _ = run_study(cases.platform, cases.programs(), replace(SETTINGS, workers=2), paths)
     assert [(one.method, one.seed, one.outcome, one.jobs) for one in alone] == [
         (one.method, one.seed, one.outcome, one.jobs) for one in shared
     ]
-
-
-_FAMILY = """
-import multiprocessing, time
-from muninn_bench.processes import end_with_parent
-
-def child(started):
-    end_with_parent()
-    started.set()
-    time.sleep(60)
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    started = context.Event()
-    process = context.Process(target=child, args=(started,))
-    process.start()
-    started.wait()
-    print(process.pid, flush=True)
-    time.sleep(60)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks at processes in /proc")
-def test_processes_do_not_outlive_a_study_that_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "family.py"
-    script.write_text(_FAMILY)
-    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        child = Path("/proc") / parent.stdout.readline().strip()
-        assert child.exists()
-        parent.kill()
-    until = time.monotonic() + 20.0
-    while child.exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not child.exists()
 
 
 def test_scouting_draws_one_call_of_every_episode_and_keeps_what_was_flown(tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn_bench.networks.teacher import Teacher, build_network
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.tasks.asv.episode import LOST, AsvEpisode
+from muninn_bench.tasks.asv.episode import LOST, AsvEpisode, AsvPlatform
 from muninn_bench.tasks.asv.lake import GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
 from muninn_bench.tasks.asv.mpc import Mpc, thrust_loop
-from muninn_bench.tasks.asv.platform import AsvPlatform
 from muninn_bench.tasks.asv.reference import (
     FRAME_SECONDS,
     HORIZON,
@@ -27,7 +26,7 @@ from muninn_bench.tasks.asv.reference import (
     StopReference,
     followed,
 )
-from muninn_bench.tasks.asv.vessel import Hull, Weather, over_ground
+from muninn_bench.tasks.asv.vessel import Hull, Weather, drag, over_ground
 
 pytest.importorskip("osqp")
 
@@ -41,7 +40,7 @@ def ground_velocity(episode: AsvEpisode, current: float) -> tuple[float, float]:
 def top_speed(hull: Hull) -> float:
     """At which drag takes up full thrust, m/s."""
     speeds = np.linspace(0.0, 5.0, 50_001)
-    return float(np.interp(2.0 * hull.thrust_high, [hull.drag_surge(u) for u in speeds], speeds))
+    return float(np.interp(2.0 * hull.thrust_high, [drag(hull.surge, u) for u in speeds], speeds))
 
 
 LAKE = make_lake()

@@ -25,7 +25,7 @@ from muninn_bench.tasks.asv.lake import (
     draw_problem,
     make_lake,
 )
-from muninn_bench.tasks.asv.vessel import Hull, Vessel, Weather, over_ground, thrusts, wrap
+from muninn_bench.tasks.asv.vessel import Hull, Vessel, Weather, drag, over_ground, thrusts, wrap
 
 LAKE = make_lake()
 STILL = (0.0, 0.0)
@@ -110,7 +110,7 @@ def test_full_thrust_reaches_the_closed_form_of_the_steady_speed() -> None:
     for _ in range(6000):
         vessel.step(1e3, 1e3, STILL, (vessel.u, 0.0), 0.005)
     top = top_speed(hull)
-    assert hull.drag_surge(top) == pytest.approx(2.0 * hull.thrust_high)
+    assert drag(hull.surge, top) == pytest.approx(2.0 * hull.thrust_high)
     assert vessel.u == pytest.approx(top, abs=1e-6)
     assert vessel.left == pytest.approx(hull.thrust_high)
     assert vessel.y == vessel.heading == 0.0
@@ -208,7 +208,7 @@ def test_a_bearing_behind_the_vessel_is_no_full_turn() -> None:
 def test_runs_are_free_bounded_and_end_at_rest() -> None:
     lake = LAKE
     for index in range(15):
-        run = data.make_run(0, index)
+        (run,) = data.make_runs(0, index)
         assert len(run) <= data.HORIZON
         assert lake.clearance(run[:, :2]).min() >= data.SMALLEST_CLEARANCE
         assert np.hypot(*run[:, 2:].T).max() <= data.TOP_SPEED
@@ -244,11 +244,16 @@ def test_routes_respect_speed_acceleration_and_turn_rate() -> None:
         assert (turn / np.diff(route.times[moving])).max() <= 1.1 * routes.TURN_RATE
 
 
-def test_data_do_not_depend_on_chunks_and_survive_the_file(tmp_path: Path) -> None:
-    data.RECORDING.generate(tmp_path / "asv.npz", 3, seed=4, processes=1)
+def test_data_do_not_depend_on_chunks_or_workers_and_survive_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data.RECORDING.generate(tmp_path / "asv.npz", 3, seed=4, workers=1)
     stored = load_runs(tmp_path / "asv.npz")
-    wanted = np.concatenate([data.make_run(4, index) for index in range(3)])
+    wanted = np.concatenate([run for index in range(3) for run in data.make_runs(4, index)])
     assert np.abs(stored.frames - wanted).max() < 0.005
+    monkeypatch.setattr("muninn_bench.tasks.recorded.SHARD", 2)
+    data.RECORDING.generate(tmp_path / "two.npz", 3, seed=4, workers=2)
+    np.testing.assert_array_equal(load_runs(tmp_path / "two.npz").frames, stored.frames)
     assert (stored.frame_seconds, stored.position_channels, stored.state_channels) == (1.0, 2, 4)
     with pytest.raises(InputError, match="at least one run"):
         data.RECORDING.generate(tmp_path / "none.npz", 0)

@@ -12,13 +12,12 @@ from torch import Tensor
 from muninn.model.schedule import Schedule
 from muninn_bench.networks import Teacher, TemporalUnet, UnetConfig
 from muninn_bench.platform import Episode, Platform
-from muninn_bench.tasks.crazyflie import arena, route
+from muninn_bench.tasks.crazyflie import arena, data
 from muninn_bench.tasks.crazyflie.arena import Problem
-from muninn_bench.tasks.crazyflie.episode import LOST, CrazyflieEpisode
+from muninn_bench.tasks.crazyflie.data import HORIZON
+from muninn_bench.tasks.crazyflie.episode import LOST, Crazyflie, CrazyflieEpisode
 from muninn_bench.tasks.crazyflie.model import Wind
-from muninn_bench.tasks.crazyflie.platform import Crazyflie
 from muninn_bench.tasks.crazyflie.reference import PlanSpline
-from muninn_bench.tasks.crazyflie.route import HORIZON
 
 pytest.importorskip("mujoco")
 
@@ -42,7 +41,7 @@ TEACHER = make_teacher()
 
 def plan_along(*corners: list[float]) -> tuple[Tensor, np.ndarray]:
     """A plan of the run along a polyline, normalised, (horizon, 6); and in world units."""
-    run = route.timed(route.rounded(np.array(corners, dtype=np.float64)))
+    run = data.timed(data.rounded(np.array(corners, dtype=np.float64)))
     padded = run[np.minimum(np.arange(HORIZON), len(run) - 1)]
     return TEACHER.normalise(torch.tensor(padded, dtype=torch.float32)), padded
 

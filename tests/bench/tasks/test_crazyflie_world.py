@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from muninn_bench.tasks.crazyflie import arena, route
+from muninn_bench.tasks.crazyflie import arena, data
 from muninn_bench.tasks.crazyflie.controller import GeometricController, Setpoint
 from muninn_bench.tasks.crazyflie.model import (
     DRAG,
@@ -28,7 +28,7 @@ from muninn_bench.tasks.crazyflie.reference import (
     PlanSpline,
     Reference,
 )
-from muninn_bench.tasks.fitted import FIT
+from muninn_bench.tasks.paths import FIT
 
 pytest.importorskip("mujoco")
 
@@ -143,32 +143,32 @@ def test_wind_has_the_stated_spread() -> None:
 def zigzag() -> np.ndarray:
     """A rounded path with sharp turns and a climb, metres."""
     corners = [[0, 0, 0], [1, 0, 0], [1, 1, 0.5], [0.2, 1, 0.5], [0.2, 0.9, 0]]
-    return route.rounded(np.array(corners, dtype=np.float64))
+    return data.rounded(np.array(corners, dtype=np.float64))
 
 
 def test_runs_are_at_rest_at_both_ends_and_within_bounds() -> None:
     path = zigzag()
-    run = route.timed(path)
+    run = data.timed(path)
     np.testing.assert_allclose(run[[0, -1], :3], path[[0, -1]], atol=1e-9)
     np.testing.assert_allclose(run[[0, -1], 3:], 0.0)
-    assert np.linalg.norm(run[:, 3:], axis=1).max() <= route.TOP_SPEED + 1e-3
-    acceleration = np.linalg.norm(np.diff(run[:, 3:], axis=0), axis=1) / route.FRAME_SECONDS
-    assert 1.0 < acceleration.max() <= np.sqrt(2.0) * route.TOP_ACCELERATION + 0.1
+    assert np.linalg.norm(run[:, 3:], axis=1).max() <= data.TOP_SPEED + 1e-3
+    acceleration = np.linalg.norm(np.diff(run[:, 3:], axis=0), axis=1) / data.FRAME_SECONDS
+    assert 1.0 < acceleration.max() <= np.sqrt(2.0) * data.TOP_ACCELERATION + 0.1
     # Velocities are those of the positions.
-    moved = np.diff(run[:, :3], axis=0) / route.FRAME_SECONDS
+    moved = np.diff(run[:, :3], axis=0) / data.FRAME_SECONDS
     np.testing.assert_allclose(moved, (run[1:, 3:] + run[:-1, 3:]) / 2.0, atol=0.06)
 
 
 @pytest.mark.parametrize("metres", [0.0, 1e-4, 0.004])
 def test_the_shortest_runs_are_finite(metres: float) -> None:
-    run = route.timed(route.rounded(np.array([[0.0, 0.0, 0.0], [metres, 0.0, 0.0]])))
+    run = data.timed(data.rounded(np.array([[0.0, 0.0, 0.0], [metres, 0.0, 0.0]])))
     assert np.isfinite(run).all() and np.abs(run).max() <= 0.03
     np.testing.assert_allclose(run[-1], [metres, 0, 0, 0, 0, 0], atol=1e-12)
 
 
 def test_setpoints_follow_a_run_and_stay_within_bounds() -> None:
-    run = route.timed(zigzag())
-    spline = PlanSpline(run, route.FRAME_SECONDS)
+    run = data.timed(zigzag())
+    spline = PlanSpline(run, data.FRAME_SECONDS)
     for frame in (0, 7, len(run) - 1):
         place, velocity, _ = spline.at(0.1 * frame)
         np.testing.assert_allclose(place, run[frame, :3], atol=0.01)  # a run is not quite cubic
@@ -183,10 +183,10 @@ def test_setpoints_follow_a_run_and_stay_within_bounds() -> None:
 
 def test_a_plan_is_followed_where_positions_and_velocities_fit_best() -> None:
     generator = np.random.default_rng(1)
-    run = route.timed(zigzag())
+    run = data.timed(zigzag())
     shaken = run.copy()
     shaken[1:, :3] += 0.01 * generator.standard_normal((len(run) - 1, 3))
-    clean, fitted = (PlanSpline(frames, route.FRAME_SECONDS) for frames in (run, shaken))
+    clean, fitted = (PlanSpline(frames, data.FRAME_SECONDS) for frames in (run, shaken))
     at = 0.1 * np.arange(len(run))
     apart = np.array([fitted.at(time)[0] - clean.at(time)[0] for time in at])
     assert np.linalg.norm(apart[0]) < 1e-12
@@ -209,14 +209,14 @@ def test_a_plan_is_followed_where_positions_and_velocities_fit_best() -> None:
 
 
 def test_a_plan_from_rest_is_joined_where_it_leaves() -> None:
-    run = route.timed(zigzag())
-    spline = PlanSpline(run, route.FRAME_SECONDS)
+    run = data.timed(zigzag())
+    spline = PlanSpline(run, data.FRAME_SECONDS)
     joined = spline.leaves()
     assert 0.1 < joined < 0.3
     gone = float(np.linalg.norm(spline.at(joined)[0] - run[0, :3]))
     assert LEFT < gone < LEFT + 0.02
-    assert PlanSpline(run[8:], route.FRAME_SECONDS).leaves() == 0.0  # on the move
-    assert PlanSpline(np.tile(run[-1], (9, 1)), route.FRAME_SECONDS).leaves() == 0.0  # stays
+    assert PlanSpline(run[8:], data.FRAME_SECONDS).leaves() == 0.0  # on the move
+    assert PlanSpline(np.tile(run[-1], (9, 1)), data.FRAME_SECONDS).leaves() == 0.0  # stays
 
 
 def test_setpoints_are_bounded_whatever_is_planned() -> None:
@@ -270,17 +270,15 @@ def test_outlines_lie_on_surfaces_and_show_every_edge() -> None:
 
 def test_recorded_runs_are_free_bounded_and_reproducible() -> None:
     pytest.importorskip("ompl")
-    from muninn_bench.tasks.crazyflie import data
-
     pairs = [data.make_runs(7, index) for index in range(8)]
     for run in [run for pair in pairs for run in pair]:
         # Only the start may be closer than routes lead, and the way is out from there.
         assert arena.path_clearance(run[:, :3]) >= 0.11
         assert arena.path_clearance(run[8:, :3]) >= data.SMALLEST_CLEARANCE
         assert data.SMALLEST_CLEARANCE > arena.COLLISION_MARGIN
-        assert np.linalg.norm(run[:, 3:], axis=1).max() <= route.TOP_SPEED + 1e-3
+        assert np.linalg.norm(run[:, 3:], axis=1).max() <= data.TOP_SPEED + 1e-3
         np.testing.assert_allclose(run[-1, 3:], 0.0)
-        assert len(run) <= route.HORIZON
+        assert len(run) <= data.HORIZON
     # Out of order, in the same process: a run is a function of its seed and index.
     for index in (5, 2):
         for again, before in zip(data.make_runs(7, index), pairs[index], strict=True):
@@ -288,8 +286,6 @@ def test_recorded_runs_are_free_bounded_and_reproducible() -> None:
 
 
 def test_the_check_made_for_ompl_agrees_with_the_clearance() -> None:
-    from muninn_bench.tasks.crazyflie import data
-
     generator = np.random.default_rng(3)
     points = generator.uniform(-1.1 * arena.HALF_SIZE, 1.1 * arena.HALF_SIZE, (500, 3))
     free = arena.clearance(points) >= arena.WORKSPACE_MARGIN

@@ -28,13 +28,13 @@ def test_data_does_not_depend_on_sharding_and_resumes(
 ) -> None:
     pytest.importorskip("gymnasium_robotics")
     monkeypatch.setattr("muninn_bench.tasks.recorded.SHARD", 2)
-    RECORDING.generate(tmp_path / "shards.npz", count=3, seed=1, processes=1)
+    RECORDING.generate(tmp_path / "shards.npz", count=3, seed=1, workers=1)
     monkeypatch.setattr("muninn_bench.tasks.recorded.SHARD", 3)
-    RECORDING.generate(tmp_path / "whole.npz", count=3, seed=1, processes=1)
+    RECORDING.generate(tmp_path / "whole.npz", count=3, seed=1, workers=1)
     shards, whole = load_runs(tmp_path / "shards.npz"), load_runs(tmp_path / "whole.npz")
     np.testing.assert_array_equal(shards.frames, whole.frames)
     kept = sorted((tmp_path / "shards").rglob("*.npz"))
     stamps = [path.stat().st_mtime_ns for path in kept]
     monkeypatch.setattr("muninn_bench.tasks.recorded.SHARD", 2)
-    RECORDING.generate(tmp_path / "shards.npz", count=3, seed=1, processes=1)
+    RECORDING.generate(tmp_path / "shards.npz", count=3, seed=1, workers=1)
     assert stamps == [path.stat().st_mtime_ns for path in kept]

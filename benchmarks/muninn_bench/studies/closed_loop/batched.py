@@ -8,11 +8,11 @@ waits for its answer; whenever every live episode waits, all their jobs are plan
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from muninn_bench.studies.closed_loop.loop import Flight, Plan, Recorder, Simula
 from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, Method, needs, supervisor
 from muninn_bench.studies.closed_loop.traces import Drawn, Latency, Trace, instant
 
-LIVE = 48
-"""Episodes that are flown at once."""
-
 
 @dataclass(frozen=True)
 class Ticket:
@@ -36,58 +33,13 @@ class Ticket:
     seed: int
 
 
-class Pool:
-    """Collects the jobs of live episodes until all of them wait, then plans them together."""
+class _Job(NamedTuple):
+    """What the episode of a number waits for."""
 
-    def __init__(self, programs: ClosedLoopPrograms, episodes: int, live: int) -> None:
-        self._programs, self._left, self._most = programs, episodes, live
-        self._changed = threading.Condition()
-        self._waiting: dict[int, tuple[str, Request, Future[Reply]]] = {}
-        self._closed: BaseException | None = None
-
-    def plan(self, number: int, program: str, job: Request) -> Reply:
-        """The plans of an episode, once all others wait as well; raises what closed the pool."""
-        answer: Future[Reply] = Future()
-        with self._changed:
-            if self._closed is not None:
-                raise self._closed
-            self._waiting[number] = (program, job, answer)
-            self._changed.notify_all()
-        return answer.result()
-
-    def leave(self) -> None:
-        """An episode is over; the next one takes its place."""
-        with self._changed:
-            self._left -= 1
-            self._changed.notify_all()
-
-    def close(self, error: BaseException) -> None:
-        """Plan no more; whoever waits is told why."""
-        with self._changed:
-            self._closed = self._closed or error
-            for _, _, answer in self._waiting.values():
-                answer.set_exception(self._closed)
-            self._waiting.clear()
-            self._changed.notify_all()
-
-    def serve(self) -> None:
-        """Plan in the caller's thread until the last episode has left.
-
-        Batches are in order of episodes, so that they are the same whoever came first.
-        """
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._closed or len(self._waiting) == min(self._left, self._most)
-                )
-                asked = [self._waiting[number] for number in sorted(self._waiting)]
-            if not asked:
-                return
-            plans = self._programs.plan_all([(program, job) for program, job, _ in asked])
-            with self._changed:
-                self._waiting.clear()
-            for (_, _, answer), made in zip(asked, plans, strict=True):
-                answer.set_result(made)
+    number: int
+    program: str
+    request: Request
+    answer: Future[Reply]
 
 
 def fly_all(
@@ -96,41 +48,61 @@ def fly_all(
     trace: Trace,
     metric: Metric,
     done: Callable[[Flight], None],
-    live: int = LIVE,
 ) -> None:
-    """Fly episodes in batches; ``done`` is called with each as soon as it is over.
+    """Fly episodes at once, plan in this thread; ``done`` is called with each when it is over.
+
+    Batches are in order of episodes, so that they are the same whoever came first.
 
     Raises:
         BaseException: the first that an episode, ``done`` or the planner raised.
     """
-    lock = threading.Lock()
     needed = needs(programs.platform, trace)
-    pool = Pool(programs, len(tickets), live)
+    told: SimpleQueue[_Job | Flight | BaseException] = SimpleQueue()
+    failed: list[BaseException] = []
 
     def work(number: int, ticket: Ticket) -> None:
-        try:
-            ask = partial(pool.plan, number)
-            flight = fly_one(programs, ticket, trace, needed, metric=metric, plan=ask)
-            with lock:
-                done(flight)
-        except BaseException as error:
-            pool.close(error)
-            raise
-        finally:
-            pool.leave()
+        def ask(program: str, request: Request) -> Reply:
+            job = _Job(number, program, request, Future())
+            told.put(job)
+            if failed:  # nobody may be left to answer
+                raise failed[0]
+            return job.answer.result()
 
-    with ThreadPoolExecutor(live) as crew:
-        flown = [crew.submit(work, number, ticket) for number, ticket in enumerate(tickets)]
         try:
-            pool.serve()
+            told.put(fly_one(programs, ticket, trace, needed, metric=metric, plan=ask))
+        except BaseException as error:
+            told.put(error)
+
+    with ThreadPoolExecutor(len(tickets)) as crew:
+        waiting: list[_Job] = []
+        live = len(tickets)
+        for number, ticket in enumerate(tickets):
+            crew.submit(work, number, ticket)
+        try:
+            while live:
+                match told.get():
+                    case _Job() as job:
+                        waiting.append(job)
+                    case Flight() as flight:
+                        live -= 1
+                        done(flight)
+                    case error:
+                        raise error
+                if waiting and len(waiting) == live:
+                    waiting.sort(key=lambda job: job.number)
+                    plans = programs.plan_all([(job.program, job.request) for job in waiting])
+                    for job, plan in zip(waiting, plans, strict=True):
+                        job.answer.set_result(plan)
+                    waiting = []
         except BaseException as error:  # whoever waits must be told, also of Ctrl-C
-            pool.close(error)
+            failed.append(error)
+            while not told.empty():
+                if isinstance(left := told.get(), _Job):
+                    waiting.append(left)
+            for job in waiting:
+                if not job.answer.done():
+                    job.answer.set_exception(error)
             raise
-        finally:
-            crew.shutdown(wait=False, cancel_futures=True)
-    for future in flown:
-        if not future.cancelled():
-            future.result()
 
 
 def fly_one(
@@ -143,16 +115,13 @@ def fly_one(
     plan: Plan | None = None,
     watcher: Recorder | None = None,
 ) -> Flight:
-    """Fly one episode.
+    """Fly one episode; ``watcher`` looks on.
 
     Args:
         programs: plan, job by job, unless ``plan`` says otherwise.
-        ticket: which episode.
         latency: of planning; drawn from a trace by the episode's seed, the same for every method.
         needed: what escalation must be given; see :func:`needs`.
         metric: measures how far one call, drawn at random, is from full compute; None does not.
-        plan: where plans are computed.
-        watcher: looks on.
     """
     method, seed, ask = ticket.method, ticket.seed, plan or programs.plan
     if isinstance(latency, Trace):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +10,7 @@ import typer
 from rich.console import Console
 
 from muninn.errors import InputError
+from muninn_bench.commands import Smoke, command_line
 
 if TYPE_CHECKING:
     from muninn_bench.platform import Platform
@@ -59,18 +58,18 @@ def fly(
     ] = None,
     calibrate: Annotated[bool, typer.Option(help="Make the certificate again, and stop.")] = False,
     study: Annotated[bool, typer.Option(help="The whole comparison, in batches; resumes.")] = False,
-    quick: Annotated[bool, typer.Option(help="Everything in miniature, under runs/.")] = False,
+    smoke: Smoke = False,
 ) -> None:
     """Fly a simulated robot whose clock runs while it plans: a slow planner flies an old plan."""
     from muninn_bench.studies.closed_loop.live import fly_live
-    from muninn_bench.studies.closed_loop.study import QUICK, Settings, prepare, run_study
+    from muninn_bench.studies.closed_loop.study import SMOKE, Settings, prepare, run_study
     from muninn_bench.studies.closed_loop.write import print_rows, write_results
 
     if episodes < 1:
         raise InputError(f"--episodes is at least 1, got {episodes}")
     console, build = Console(), Robot(task, variant)
-    settings = QUICK if quick else Settings()
-    paths = _paths(build().name, quick)  # a platform that cannot be built costs no certificate
+    settings = SMOKE if smoke else Settings()
+    paths = _paths(build().name, smoke)  # a platform that cannot be built costs no certificate
     if calibrate and paths.certificate.exists():  # else one was interrupted: it goes on
         for path in (paths.certificate, *paths.work.glob("scouts*")):
             path.unlink()
@@ -80,19 +79,19 @@ def fly(
         console.print(f"wrote {paths.certificate}")
     elif study:
         flights, trace = run_study(build, programs, settings, paths)
-        command, out = shlex.join(["muninn-bench", *sys.argv[1:]]), paths.trace.parent
-        print_rows(console, write_results(out, programs, flights, trace, command))
+        out = paths.trace.parent
+        print_rows(console, write_results(out, programs, flights, trace, command_line()))
         console.print(f"wrote {out}")
     else:
         fly_live(console, programs, method or list(_LIVE), episodes, view, replay)
 
 
-def _paths(name: str, quick: bool) -> Paths:
+def _paths(name: str, smoke: bool) -> Paths:
     from muninn_bench.models import model_file
     from muninn_bench.studies.closed_loop.study import Paths
 
-    if quick:
-        folder = Path("runs/closed-loop-quick") / name
+    if smoke:
+        folder = Path("runs/fly-smoke") / name
         return Paths(folder / "certificate.safetensors", folder / "latency.jsonl", folder)
     certificate = model_file(f"{name}/teacher.safetensors").with_name(
         "closed_loop.muninn.safetensors"

@@ -38,18 +38,14 @@ class SimulatedWorker:
     waits until the worker has finished it.
 
     The program ``cheap`` stands for the sources ``cached`` and ``resampled``.
-
-    Attributes:
-        now: simulated seconds; the loop sets it when a call begins.
-        jobs: every job with the latency it was charged.
-        error: what planning raised. A supervisor turns it into a hold; a study must not.
     """
 
     def __init__(self, plan: Plan, latency: Latency, cheap: str = "cached") -> None:
         self._plan, self._latency, self._cheap = plan, latency, cheap
         self._free = -math.inf
-        self.now = 0.0
-        self.jobs: list[Timed] = []
+        self.now = 0.0  # simulated seconds; the loop sets it when a call begins
+        self.jobs: list[Timed] = []  # with the latencies they were charged
+        # What planning raised. A supervisor turns it into a hold; a study must not.
         self.error: Exception | None = None
 
     def clock(self) -> float:
@@ -80,15 +76,10 @@ class SimulatedWorker:
 
 @dataclass
 class FlownCall(CallReport):
-    """One planning call, on the simulated clock.
+    """One planning call, on the simulated clock."""
 
-    Attributes:
-        clearance: metres to the nearest obstacle when the context was taken.
-        seed: of the noise of the plan that was executed.
-    """
-
-    clearance: float = math.nan
-    seed: int | None = None
+    clearance: float = math.nan  # metres to the nearest obstacle when the context was taken
+    seed: int | None = None  # of the noise of the plan that was executed
 
     @property
     def seconds(self) -> float:
@@ -98,22 +89,17 @@ class FlownCall(CallReport):
 
 @dataclass(frozen=True)
 class Flight:
-    """One episode.
+    """One episode; its seed and the latencies of its jobs reproduce it.
 
-    Attributes:
-        outcome: ``success``, ``collision`` or ``timeout``.
-        seconds: that it lasted; the time to the goal where it succeeded.
-        smallest_clearance: metres.
-        jobs: planning jobs with their latencies; with the seed they reproduce the flight.
-        deviation: from full compute, of one call drawn at random, in the certificate's metric;
-            0 if that call held, None if it was not measured.
+    The deviation is that of one call, drawn at random, from full compute, in the certificate's
+    metric: 0 if that call held, None if it was not measured.
     """
 
     method: str
     seed: int
-    outcome: str
-    seconds: float
-    smallest_clearance: float
+    outcome: str  # success, collision or timeout
+    seconds: float  # that it lasted; the time to the goal where it succeeded
+    smallest_clearance: float  # metres
     calls: tuple[FlownCall, ...]
     jobs: tuple[Timed, ...]
     deviation: float | None = None
@@ -140,10 +126,8 @@ class Seen:
 class Recorder:
     """Looks on and keeps one episode; has no influence.
 
-    Attributes:
-        seen, calls: moments, and calls answered before the episode ended, in order.
-        world: lines of walls, shores and obstacles, each (points, 2 or 3), world units; of the
-            platform and the episode, where they have ``outlines()``.
+    ``seen`` and ``calls`` are moments, and calls answered before the episode ended, in order;
+    ``world`` are lines of walls, shores and obstacles, each (points, 2 or 3), world units.
     """
 
     def __init__(self, platform: Platform) -> None:

@@ -44,21 +44,14 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Method:
-    """One way to plan in closed loop.
-
-    Attributes:
-        program: ``full``, ``fewsteps`` or ``cached``.
-        variant: of the escalation.
-        deadline: a plan that takes longer than the period leads to a hold.
-        charged: planning takes simulated time.
-    """
+    """One way to plan in closed loop."""
 
     name: str
     title: str
-    program: str
-    variant: str = "muninn-only"
-    deadline: bool = True
-    charged: bool = True
+    program: str  # full, fewsteps or cached
+    variant: str = "muninn-only"  # of the escalation
+    deadline: bool = True  # a plan that takes longer than the period leads to a hold
+    charged: bool = True  # planning takes simulated time
 
 
 _ESCALATIONS = {

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from muninn.certify.certificate import Certificate
 from muninn.model.schedule import FloatArray
+from muninn_bench.measure.statistics import spearman
 from muninn_bench.report.style import COLOURS, save, subplots
 from muninn_bench.studies.closed_loop.loop import Flight, FlownCall, Recorder
 from muninn_bench.studies.closed_loop.methods import METHODS
@@ -140,53 +140,37 @@ def plot_outcomes(path: Path, rows: Sequence[Row]) -> None:
     save(figure, path)
 
 
-def evaluations_and_clearance(flights: Sequence[Flight]) -> FloatArray:
-    """Clearance when the context was taken, and evaluations, of every call: (calls, 2)."""
-    calls = [call for flight in flights for call in flight.calls if call.evaluations]
-    pairs = [(call.clearance, call.evaluations) for call in calls]
-    return np.array(pairs, dtype=np.float64).reshape(-1, 2)
-
-
-def clearance_and_dhat(flights: Sequence[Flight], certificate: Certificate) -> FloatArray:
-    """Clearance when the next context was taken, and Dhat of each executed plan: (calls, 2)."""
-    bound = bound_of(certificate)
-    pairs = []
-    for flight in flights:
-        after = [call.clearance for call in flight.calls[1:]]
-        after.append(flight.smallest_clearance if flight.outcome == "collision" else np.nan)
-        pairs += [(nearest, bound(call)) for call, nearest in zip(flight.calls, after, strict=True)]
-    found = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    return found[np.isfinite(found).all(axis=1)]
-
-
-def rank_correlation(pairs: FloatArray) -> float:
-    """Spearman's rho of two columns; 0 where one does not vary."""
-    if len(pairs) < 3 or (np.ptp(pairs, axis=0) == 0.0).any():
-        return 0.0
-    return float(stats.spearmanr(pairs[:, 0], pairs[:, 1]).statistic)
-
-
 def plot_calls(path: Path, flights: Sequence[Flight], certificate: Certificate) -> None:
     """Evaluations against clearance, and Dhat against the clearance that followed."""
     figure, (left, right) = subplots(1, 2, 9.6, 3.6)
-    _cloud(left, evaluations_and_clearance(flights))
+    calls = [call for flight in flights for call in flight.calls if call.evaluations]
+    _cloud(left, [(call.clearance, call.evaluations) for call in calls])
     left.set(xlabel="clearance when planned, m", ylabel="evaluations of the call", ylim=(0, None))
-    _cloud(right, clearance_and_dhat(flights, certificate))
+    bound = bound_of(certificate)
+    followed: list[tuple[float, float]] = []
+    for flight in flights:
+        after = [call.clearance for call in flight.calls[1:]]
+        after.append(flight.smallest_clearance if flight.outcome == "collision" else np.nan)
+        followed += zip(after, map(bound, flight.calls), strict=True)
+    _cloud(right, followed)
     right.set(xlabel="clearance one call later, m", ylabel="Dhat of the executed plan, m")
     if certificate.tolerance is not None:
         right.axhline(certificate.tolerance, color="0.4", linestyle="--", linewidth=1)
     save(figure, path)
 
 
-def _cloud(axis: Any, pairs: FloatArray) -> None:
-    """Every call, and the mean of equally full bins along x."""
+def _cloud(axis: Any, points: Sequence[tuple[float, float]]) -> None:
+    """Every call of which both are known, and the mean of equally full bins along x."""
+    pairs = np.array(points, dtype=np.float64).reshape(-1, 2)
+    pairs = pairs[np.isfinite(pairs).all(axis=1)]
     if not len(pairs):
         return
     axis.scatter(pairs[:, 0], pairs[:, 1], s=7, alpha=0.25, linewidths=0, color=OURS)
     order = np.array_split(pairs[np.argsort(pairs[:, 0])], min(BINS, len(pairs)))
     means = np.array([part.mean(axis=0) for part in order])
     axis.plot(means[:, 0], means[:, 1], "o-", color=PLANNED, markersize=4, label="mean")
-    axis.set_title(f"Spearman {rank_correlation(pairs):+.2f}, {len(pairs)} calls", fontsize=9)
+    rank = np.nan_to_num(spearman(*pairs.T)[0])  # 0 where one does not vary
+    axis.set_title(f"Spearman {rank:+.2f}, {len(pairs)} calls", fontsize=9)
     axis.legend(frameon=False, fontsize=8)
 
 

@@ -32,6 +32,7 @@ from muninn.certify.journal import Journal
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.errors import CertificateError
 from muninn.files import write_whole
+from muninn.parallel import workers_of
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSearch, available
 from muninn_bench.measure.baselines import few_steps
@@ -39,7 +40,6 @@ from muninn_bench.measure.matched import allowed_share, mean_evaluations
 from muninn_bench.measure.protocol import Run, plain
 from muninn_bench.networks.on_gpu import evaluate_on_gpu
 from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
-from muninn_bench.processes import spread
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_all
 from muninn_bench.studies.closed_loop.loop import Flight
 from muninn_bench.studies.closed_loop.methods import (
@@ -60,28 +60,19 @@ TUNED_ON = 96
 
 @dataclass(frozen=True)
 class Settings:
-    """How much a study runs.
+    """How much a study runs."""
 
-    Attributes:
-        risk: share of calls that may exceed the platform's tolerance.
-        scouts: episodes to draw calibration calls from, one each.
-        timed: single jobs timed for each program.
-        episodes: of each of the ``methods``.
-        live: episodes flown at once, in each of the ``processes``.
-        seed: of the calibration; episodes have seeds of their own.
-    """
-
-    risk: float = 0.05
-    scouts: int = 400
-    timed: int = 200
-    episodes: int = 150
+    risk: float = 0.05  # share of calls that may exceed the platform's tolerance
+    scouts: int = 400  # episodes to draw calibration calls from, one each
+    timed: int = 200  # single jobs timed for each program
+    episodes: int = 150  # of each method
     methods: tuple[str, ...] = tuple(METHODS)
-    live: int = 48
-    processes: int = field(default_factory=lambda: os.cpu_count() or 2)
-    seed: int = 0
+    live: int = 48  # episodes flown at once, by each worker
+    workers: int = field(default_factory=lambda: os.cpu_count() or 2)
+    seed: int = 0  # of the calibration; episodes have seeds of their own
 
 
-QUICK = Settings(scouts=120, timed=12, episodes=8, live=8, processes=1)
+SMOKE = Settings(scouts=120, timed=12, episodes=8, live=8, workers=1)
 
 
 def scout(build: Build, settings: Settings, work: Path) -> Tensor:
@@ -92,10 +83,10 @@ def scout(build: Build, settings: Settings, work: Path) -> Tensor:
     firsts = range(0, settings.scouts, settings.live)
     groups = [range(first, min(first + settings.live, settings.scouts)) for first in firsts]
     scouted = partial(_scout_group, build, work)
-    with bars(True) as task:
+    contexts = []
+    with bars(True) as task, workers_of(settings.workers) as crew:
         advance = task("scouting episodes", settings.scouts)
-        contexts = []
-        for file in spread(scouted, groups, settings.processes):
+        for file in crew.map(scouted, groups):
             contexts.append(load_file(file)["contexts"])
             advance(len(contexts[-1]))
     return torch.cat(contexts)
@@ -229,9 +220,9 @@ def run_study(
     tickets = [Ticket(find_method(name), seed) for name in settings.methods for seed in numbers]
     parts = [tickets[at : at + settings.live] for at in range(0, len(tickets), settings.live)]
     flights: list[Flight] = []
-    with bars(True) as task:
+    with bars(True) as task, workers_of(settings.workers) as crew:
         advance = task("episodes", len(tickets))
-        for flown in spread(partial(_fly_part, build, paths, identity), parts, settings.processes):
+        for flown in crew.map(partial(_fly_part, build, paths, identity), parts):
             flights += flown
             advance(len(flown))
     return flights, Trace.load(paths.trace)
@@ -261,6 +252,5 @@ def _fly_part(
             Trace.load(paths.trace),
             position_metric(programs.platform),
             lambda flight: journal.put(f"{flight.method}/{flight.seed}", asdict(flight)),
-            len(tickets),
         )
     return [Flight.from_json(journal.get(key) or {}) for key in keys]

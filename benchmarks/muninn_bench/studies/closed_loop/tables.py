@@ -37,24 +37,15 @@ def bound_of(certificate: Certificate) -> Callable[[FlownCall], float]:
     return bound
 
 
-def _damped(call: FlownCall) -> bool:
-    return call.factor is not None and call.factor < 1.0
-
-
-def _overridden(call: FlownCall) -> bool:
+_ESCALATED: dict[str, Callable[[FlownCall], bool]] = {
+    "damped": lambda call: call.factor is not None and call.factor < 1.0,
+    "resampled": lambda call: call.source == "resampled",
     # A call of the method Full is no override.
-    return call.source == "full" and call.mode == "full"
-
-
-def _resampled(call: FlownCall) -> bool:
-    return call.source == "resampled"
-
-
+    "overridden": lambda call: call.source == "full" and call.mode == "full",
+}
 HAPPENED: dict[str, Callable[[FlownCall], bool]] = {
-    "escalated": lambda call: _damped(call) or _resampled(call) or _overridden(call),
-    "damped": _damped,
-    "resampled": _resampled,
-    "overridden": _overridden,
+    "escalated": lambda call: any(happened(call) for happened in _ESCALATED.values()),
+    **_ESCALATED,
     "holds": lambda call: call.action == "hold",
     "deadline_misses": lambda call: call.late,
 }
@@ -126,6 +117,9 @@ def method_rows(flights: Sequence[Flight], certificate: Certificate) -> list[Row
     return [method_row(own, certificate.tolerance, certificate.risk) for own in by_method if own]
 
 
+_COPIED = ("mode", "action", "source", "factor", "reason")
+
+
 def call_rows(flights: Sequence[Flight], certificate: Certificate) -> list[Row]:
     """Every call as a line of ``calls.csv``."""
     bound = bound_of(certificate)
@@ -138,10 +132,7 @@ def call_rows(flights: Sequence[Flight], certificate: Certificate) -> list[Row]:
             "evaluations": call.evaluations,
             "rank": None if call.signal is None else round(call.signal, 4),
             "dhat_m": None if math.isnan(bound(call)) else round(bound(call), 5),
-            **{
-                name: getattr(call, name)
-                for name in ("mode", "action", "source", "factor", "reason")
-            },
+            **{name: getattr(call, name) for name in _COPIED},
         }
         for flight in flights
         for call in flight.calls

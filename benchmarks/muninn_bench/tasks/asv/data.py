@@ -37,8 +37,8 @@ def _router() -> tuple[Lake, Router]:
     return lake, Router(lake)
 
 
-def make_run(seed: int, index: int) -> FloatArray:
-    """Run ``index``: frames (frames, 4), the last one at rest on the goal."""
+def make_runs(seed: int, index: int) -> list[FloatArray]:
+    """The one run of an index: frames (frames, 4), the last one at rest on the goal."""
     generator = np.random.default_rng([seed, index])
     lake, router = _router()
     while True:
@@ -57,7 +57,7 @@ def make_run(seed: int, index: int) -> FloatArray:
             and np.hypot(frames[:, 2], frames[:, 3]).max() <= TOP_SPEED
             and lake.clearance(frames[:, :2]).min() >= SMALLEST_CLEARANCE
         ):
-            return frames
+            return [frames]
 
 
 def sample_frames(route: Timed, begin: float, kick: FloatArray) -> FloatArray:
@@ -80,11 +80,6 @@ def sample_frames(route: Timed, begin: float, kick: FloatArray) -> FloatArray:
     )
     frames[-1] = *route.positions[-1], 0.0, 0.0
     return frames
-
-
-def make_runs(seed: int, index: int) -> list[FloatArray]:
-    """The one run of an index."""
-    return [make_run(seed, index)]
 
 
 RECORDING = Recording("asv", make_runs, 40_000, FRAME_SECONDS, 2, 4)

@@ -1,20 +1,34 @@
-"""One run of the vessel on a simulated clock: truth, sensors, filter, control, outcome."""
+"""The vessel as a platform, and its runs on a clock: truth, sensors, filter, control, outcome."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.context import Context
 from muninn.errors import InputError
-from muninn_bench.networks.teacher import Teacher
+from muninn.model.schedule import FloatArray
+from muninn_bench.models import model_file
+from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.platform import Outcome, Snapshot
 from muninn_bench.tasks.asv.filter import GYRO_SAMPLES, TICK, Filter, Sensors
-from muninn_bench.tasks.asv.lake import GOAL_RADIUS, HULL_RADIUS, SHORE_BUFFER, Lake, Problem
-from muninn_bench.tasks.asv.mpc import Mpc, thrust_loop
+from muninn_bench.tasks.asv.lake import (
+    GOAL_RADIUS,
+    HULL_RADIUS,
+    SHORE_BUFFER,
+    Lake,
+    Problem,
+    draw_problem,
+    make_lake,
+)
+from muninn_bench.tasks.asv.mpc import Mpc, require_osqp, thrust_loop
 from muninn_bench.tasks.asv.reference import (
+    FRAME_SECONDS,
     LONGEST_STOP,
     SCREENED,
     PlanReference,
@@ -36,11 +50,8 @@ class AsvEpisode:
     """An episode of one problem; begins at rest over ground, holding its position.
 
     Plans and contexts are in the teacher's coordinates; the generator is of the sensors' noise.
-    Beyond those of :class:`muninn_bench.platform.Episode`:
-
-    Attributes:
-        vessel: the truth.
-        filter: what the vessel believes.
+    Beyond those of :class:`muninn_bench.platform.Episode` there are ``vessel``, the truth, and
+    ``filter``, what the vessel believes.
     """
 
     def __init__(
@@ -192,3 +203,55 @@ class AsvEpisode:
             self.outcome = "success"
         elif self.time >= TIMEOUT - 1e-9:
             self.outcome = "timeout"
+
+
+SCREEN_MARGIN = 0.5
+"""Metres beyond hull radius and shore buffer that a plan must keep: what tracking may be off."""
+
+
+@dataclass
+class AsvPlatform:
+    """See :class:`muninn_bench.platform.Platform`."""
+
+    teacher: Teacher = field(
+        default_factory=lambda: load_teacher(model_file("asv/teacher.safetensors"))
+    )
+    lake: Lake = field(default_factory=make_lake)
+    name: str = "asv"
+    period: float = 1.0
+    candidates: int = 4
+    tolerance: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_osqp()  # a missing package is told now, not in the first episode
+        self.planner = diffuser_planner(self.teacher)
+
+    def begin(self, seed: int) -> AsvEpisode:
+        """A fresh problem, weather and sensor noise."""
+        generator = np.random.default_rng(seed)
+        problem, weather = draw_problem(self.lake, generator), Weather(generator)
+        return AsvEpisode(self.lake, problem, weather, generator, self.teacher)
+
+    def screen(self, plan: Tensor, context: Context) -> bool:
+        """No frame soon, nor the middle between two, is too close to land, buoys or the buffer.
+
+        A vessel that is itself too close may leave: its plan must then lead no decimetre closer.
+        """
+        frames = self.teacher.unnormalise(plan.float()).double().numpy()
+        path = followed(frames)[: round(SCREENED / FRAME_SECONDS) + 1, :2]
+        middles = 0.5 * (path[1:] + path[:-1])
+        clearance = self.lake.clearance(np.concatenate([path, middles]))
+        return bool(clearance.min() >= min(SCREEN_MARGIN, float(clearance[0]) - 0.1))
+
+    def path(self, plan: Tensor) -> FloatArray:
+        """Positions in metres, (horizon, 2)."""
+        return np.asarray(self.teacher.unnormalise(plan[:, :2].float()).double().numpy())
+
+    def outlines(self) -> list[FloatArray]:
+        """Closed outlines of shore, islands and buoys, each (points, 2), for pictures."""
+        turn = np.linspace(0.0, 2.0 * np.pi, 17)
+        circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
+        rings = [*self.lake.shore.rings, *self.lake.islands.rings]
+        buoys = zip(self.lake.buoys.centres, self.lake.buoys.radii, strict=True)
+        lines = [np.concatenate([ring, ring[:1]]) for ring in rings]
+        return lines + [centre + radius * circle for centre, radius in buoys]

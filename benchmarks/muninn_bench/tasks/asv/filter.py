@@ -23,7 +23,7 @@ import math
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.asv.vessel import Hull, Vessel, over_ground
+from muninn_bench.tasks.asv.vessel import Hull, Vessel, drag, over_ground, wrap
 
 TICK = 0.05
 """Seconds between two updates of the filter, and of the controller: 20 Hz."""
@@ -43,9 +43,7 @@ _PRIOR = np.diag([0.05, 0.05, 0.02, 0.2, 0.2, 0.02, 0.2, 0.2]) ** 2
 class Sensors:
     """Draws measurements of the true vessel at a tick, as information on its pose.
 
-    Args:
-        landmarks: the buoys' middles, (landmarks, 2), metres.
-        generator: of the noise.
+    Landmarks are the buoys' middles, (landmarks, 2), metres.
     """
 
     def __init__(self, landmarks: FloatArray, generator: np.random.Generator) -> None:
@@ -61,12 +59,9 @@ class Sensors:
     ) -> tuple[FloatArray, FloatArray]:
         """The tick's information matrix (4, 4) and vector (4,) about ``(x, y, heading, r)``.
 
-        Args:
-            tick: its number says which sensors report.
-            vessel: the truth.
-            mean_rate: the true turn rate, averaged over the tick's gyro samples.
-            expected: the filter's state, (8,): measurements are linearised there.
-            expected_rate: that the filter expects of the averaged gyro.
+        The tick's number says which sensors report. ``mean_rate`` is the true turn rate, averaged
+        over the gyro's samples, ``expected_rate`` what the filter expects of it. Measurements are
+        linearised at the filter's state ``expected``, (8,).
         """
         information, vector = np.zeros((4, 4)), np.zeros(4)
         noise = self._generator.standard_normal(3 + 3 * self._count)
@@ -117,23 +112,17 @@ def _add(
     """Add the measurements that are seen, each with the same noise."""
     weighted = slope.T * (seen / noise**2)
     information[:3, :3] += weighted @ slope
-    # Angles of a full turn more or less are the same.
-    vector[:3] += weighted @ ((error + math.pi) % (2.0 * math.pi) - math.pi)
+    vector[:3] += weighted @ wrap(error)
 
 
 class Filter:
-    """The extended Kalman filter.
-
-    Attributes:
-        mean, covariance: of the state, (8,) and (8, 8).
-        mean_rate: turn rate averaged over the last tick, as predicted, rad/s.
-    """
+    """The extended Kalman filter: mean (8,) and covariance (8, 8) of the state."""
 
     def __init__(self, hull: Hull, mean: FloatArray) -> None:
         self._hull = hull
         self.mean = mean.copy()
         self.covariance = _PRIOR.copy()
-        self.mean_rate = 0.0
+        self.mean_rate = 0.0  # turn rate averaged over the last tick, as predicted, rad/s
         self._transition = np.eye(_STATES)
         self._noise = TICK * _PROCESS
 
@@ -154,9 +143,9 @@ class Filter:
         mass_u, mass_v, inertia = hull.mass_surge, hull.mass_sway, hull.inertia_yaw
         force = left + right + mass_v * v * r
         moment = hull.arm * (right - left) + (mass_u - mass_v) * u * v
-        next_u = u + step * (force - (hull.surge[0] + hull.surge[1] * abs(u)) * u) / mass_u
-        next_v = v - step * (mass_u * u * r + (hull.sway[0] + hull.sway[1] * abs(v)) * v) / mass_v
-        next_r = r + step * (moment - (hull.yaw[0] + hull.yaw[1] * abs(r)) * r) / inertia
+        next_u = u + step * (force - drag(hull.surge, u)) / mass_u
+        next_v = v - step * (mass_u * u * r + drag(hull.sway, v)) / mass_v
+        next_r = r + step * (moment - drag(hull.yaw, r)) / inertia
         u_mean, v_mean, self.mean_rate = (u + next_u) / 2.0, (v + next_v) / 2.0, (r + next_r) / 2.0
         self.mean[:] = (
             x + step * (cos * u_mean - sin * v_mean + cx),

@@ -88,9 +88,7 @@ class Discs:
     def signed_distance(self, points: FloatArray) -> FloatArray:
         """Metres to the nearest disc, negative inside one: (..., 2) to (...)."""
         away = points[..., None, :] - self.centres
-        distance: FloatArray = np.hypot(away[..., 0], away[..., 1]) - self.radii
-        nearest: FloatArray = distance.min(axis=-1)
-        return nearest
+        return np.asarray((np.hypot(away[..., 0], away[..., 1]) - self.radii).min(axis=-1))
 
 
 @dataclass(frozen=True)

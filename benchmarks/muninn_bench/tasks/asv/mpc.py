@@ -16,7 +16,7 @@ import numpy as np
 from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.reference import Reference
-from muninn_bench.tasks.asv.vessel import Hull, thrusts, wrap
+from muninn_bench.tasks.asv.vessel import Hull, drag, thrusts, wrap
 
 WAYPOINTS = 8
 STEP = 0.25
@@ -82,7 +82,6 @@ class Mpc:
             self._low, self._high, verbose=False, warm_starting=True, adaptive_rho=False, rho=0.2,
             eps_abs=1e-3, eps_rel=1e-3, max_iter=400, check_termination=10, polishing=False,
         )  # fmt: skip
-        self.iterations = 0
 
     def solve(self, now: float, state: FloatArray, reference: Reference) -> tuple[float, float]:
         """The set points ``(v, omega)``: surge through the water, m/s, and turn rate, rad/s.
@@ -128,7 +127,6 @@ class Mpc:
             Ax=np.concatenate(entries), Ax_idx=self._changing_places,
         )  # fmt: skip
         result = self._program.solve(raise_error=False)
-        self.iterations = int(result.info.iter)
         states: FloatArray = result.x[:equations].reshape(count, _STATES)
         ahead = states + _SHIFT * np.diff(states, axis=0, append=2.0 * states[-1:] - states[-2:-1])
         self._solution = ahead if np.isfinite(ahead).all() else None
@@ -184,11 +182,9 @@ def _changing(matrix: Any) -> FloatArray:
     x, y, heading, u, r = (np.arange(WAYPOINTS) * _STATES + state for state in range(_STATES))
     rows = np.concatenate([x, x, y, y, u, r])
     columns = np.concatenate([u, heading, u, heading, u, r])
-    places = []
-    for row, column in zip(rows, columns, strict=True):
-        first, last = matrix.indptr[column], matrix.indptr[column + 1]
-        places.append(first + int(np.searchsorted(matrix.indices[first:last], row)))
-    return np.array(places)
+    numbered = matrix.copy()
+    numbered.data = np.arange(matrix.nnz)
+    return np.asarray(numbered[rows, columns]).ravel()
 
 
 def thrust_loop(
@@ -202,6 +198,6 @@ def thrust_loop(
     u, v, r = state[3:6].tolist()
     speed, rate = setpoint
     mass_u, mass_v = hull.mass_surge, hull.mass_sway
-    force = hull.drag_surge(speed) + mass_u * (speed - u) / _SETTLE - mass_v * v * r
-    moment = hull.drag_yaw(rate) + hull.inertia_yaw * (rate - r) / _SETTLE
+    force = drag(hull.surge, speed) + mass_u * (speed - u) / _SETTLE - mass_v * v * r
+    moment = drag(hull.yaw, rate) + hull.inertia_yaw * (rate - r) / _SETTLE
     return thrusts(hull, force, moment - (mass_u - mass_v) * u * v)

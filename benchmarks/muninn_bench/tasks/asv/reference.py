@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.fitted import fitted
+from muninn_bench.tasks.paths import fitted
 
 HORIZON = 128
 """Frames of a plan: 128 s, longer than any route on this lake."""
@@ -31,13 +31,9 @@ every other plan fails the screen, a vessel that stopped at each would never get
 
 
 class Reference(Protocol):
-    """Where to be, and how fast, at times of the episode.
+    """Where to be, and how fast, at times of the episode."""
 
-    Attributes:
-        factor: share of its own speed at which it is followed.
-    """
-
-    factor: float
+    factor: float  # share of its own speed at which it is followed
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Positions and velocities over ground at the times (n,), each (n, 2)."""
@@ -54,12 +50,8 @@ class PlanReference:
     """A plan as a cubic Hermite curve through its frames; its last frame is held for ever.
 
     Velocities are the curve's own derivative: a planner's velocity channels are learned, and agree
-    with its positions only roughly.
-
-    Args:
-        frames: world units, (frames, 4).
-        begin, joined: episode times of the first frame, and from which on it is followed, seconds.
-        factor: share of its speed at which it is followed.
+    with its positions only roughly. Frames are in world units, (frames, 4); ``begin`` is the
+    episode's time at the first, ``joined`` that from which on it is followed, seconds.
     """
 
     def __init__(

@@ -79,8 +79,7 @@ class Router:
         field = self._field
         near = field[i, j] * (1.0 - y) + field[i, j + 1] * y
         far = field[i + 1, j] * (1.0 - y) + field[i + 1, j + 1] * y
-        between: FloatArray = near * (1.0 - x) + far * x
-        return between
+        return np.asarray(near * (1.0 - x) + far * x)
 
     def route(
         self, start: FloatArray, goal: FloatArray, generator: np.random.Generator

@@ -2,7 +2,7 @@
 
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.tasks.asv.data import RECORDING
-from muninn_bench.tasks.asv.platform import AsvPlatform
+from muninn_bench.tasks.asv.episode import AsvPlatform
 from muninn_bench.tasks.asv.reference import HORIZON
 from muninn_bench.tasks.flown import FlownTask
 

@@ -11,63 +11,50 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+
+from muninn.model.schedule import FloatArray
 
 Velocity = tuple[float, float]
 """In the world, m/s."""
 
+Angle = TypeVar("Angle", float, FloatArray)
+
 
 @dataclass(frozen=True)
 class Hull:
-    """Parameters in SI units.
-
-    Attributes:
-        mass_surge, mass_sway, inertia_yaw: added mass included.
-        surge, sway, yaw: damping is ``linear + quadratic |speed|``.
-        arm: of a thruster, from the middle line.
-        thrust_low, thrust_high: of one thruster; the most in reverse and forward.
-        thrust_lag: seconds in which a thruster covers 63% of a step.
-        wind: force per squared relative wind speed, ahead and across, N s^2/m^2.
-    """
+    """Parameters in SI units; masses include the added mass."""
 
     mass_surge: float = 50.0
     mass_sway: float = 85.0
     inertia_yaw: float = 25.0
-    surge: tuple[float, float] = (12.0, 18.0)
+    surge: tuple[float, float] = (12.0, 18.0)  # damping: linear, quadratic; see drag
     sway: tuple[float, float] = (80.0, 150.0)
     yaw: tuple[float, float] = (15.0, 15.0)
-    arm: float = 0.35
-    thrust_low: float = -45.0
+    arm: float = 0.35  # of a thruster, from the middle line
+    thrust_low: float = -45.0  # of one thruster, in reverse
     thrust_high: float = 75.0
-    thrust_lag: float = 0.25
-    wind: tuple[float, float] = (0.12, 0.25)
+    thrust_lag: float = 0.25  # seconds in which a thruster covers 63% of a step
+    wind: tuple[float, float] = (0.12, 0.25)  # N per squared relative wind, ahead and across
 
-    def drag_surge(self, u: float) -> float:
-        """Force that holds a surge speed through the water, N."""
-        return (self.surge[0] + self.surge[1] * abs(u)) * u
 
-    def drag_yaw(self, r: float) -> float:
-        """Moment that holds a turn rate, N m."""
-        return (self.yaw[0] + self.yaw[1] * abs(r)) * r
+def drag(damping: tuple[float, float], speed: float) -> float:
+    """Force, N, or moment, N m, that holds a speed through the water or a turn rate."""
+    return (damping[0] + damping[1] * abs(speed)) * speed
 
 
 class Vessel:
-    """The true state, stepped with scalars: faster than arrays of this size.
-
-    Attributes:
-        x, y, heading: metres and radians (not wrapped).
-        u, v, r: through the water, m/s and rad/s.
-        left, right: present thrusts, N.
-    """
+    """The true state, stepped with scalars: faster than arrays of this size."""
 
     __slots__ = ("heading", "hull", "left", "r", "right", "u", "v", "x", "y")
 
     def __init__(self, hull: Hull, x: float, y: float, heading: float) -> None:
         self.hull = hull
-        self.x, self.y, self.heading = x, y, heading
-        self.u = self.v = self.r = 0.0
-        self.left = self.right = 0.0
+        self.x, self.y, self.heading = x, y, heading  # metres and radians (not wrapped)
+        self.u = self.v = self.r = 0.0  # through the water, m/s and rad/s
+        self.left = self.right = 0.0  # present thrusts, N
 
     def set_ground_velocity(self, vx: float, vy: float, current: Velocity) -> None:
         """Give the vessel a velocity over ground in a current."""
@@ -94,15 +81,12 @@ class Vessel:
         across = -sin * wind[0] + cos * wind[1] - v
         speed = math.sqrt(ahead * ahead + across * across)
         mass_u, mass_v = hull.mass_surge, hull.mass_sway
-        linear_u, quadratic_u = hull.surge
-        linear_v, quadratic_v = hull.sway
-        linear_r, quadratic_r = hull.yaw
         force_u = self.left + self.right + hull.wind[0] * speed * ahead + mass_v * v * r
         force_v = hull.wind[1] * speed * across - mass_u * u * r
         moment = hull.arm * (self.right - self.left) + (mass_u - mass_v) * u * v
-        u += seconds * (force_u - (linear_u + quadratic_u * abs(u)) * u) / mass_u
-        v += seconds * (force_v - (linear_v + quadratic_v * abs(v)) * v) / mass_v
-        r += seconds * (moment - (linear_r + quadratic_r * abs(r)) * r) / hull.inertia_yaw
+        u += seconds * (force_u - drag(hull.surge, u)) / mass_u
+        v += seconds * (force_v - drag(hull.sway, v)) / mass_v
+        r += seconds * (moment - drag(hull.yaw, r)) / hull.inertia_yaw
         self.u, self.v, self.r = u, v, r
         self.heading += seconds * r
         self.x += seconds * (cos * u - sin * v + current[0])
@@ -117,32 +101,30 @@ class Weather:
     """
 
     def __init__(self, generator: np.random.Generator) -> None:
-        self.current: Callable[[float], Velocity] = _Wandering(generator, 0.25, (60.0, 180.0))
-        self.wind: Callable[[float], Velocity] = _Wandering(generator, 5.0, (10.0, 40.0))
+        self.current = _wandering(generator, 0.25, (60.0, 180.0))
+        self.wind = _wandering(generator, 5.0, (10.0, 40.0))
 
 
-class _Wandering:
+def _wandering(
+    generator: np.random.Generator, largest: float, periods: tuple[float, float]
+) -> Callable[[float], Velocity]:
     """A vector of at most ``largest`` plus two sinusoids of random period and direction."""
+    strength, towards = generator.uniform(0.0, largest), generator.uniform(0.0, 2.0 * math.pi)
+    waves: list[tuple[float, float, float, float]] = []
+    for _ in range(2):
+        turn, phase = generator.uniform(0.0, 2.0 * math.pi, 2)
+        pace, size = 2.0 * math.pi / generator.uniform(*periods), strength / 6.0
+        waves.append((pace, phase, size * math.cos(turn), size * math.sin(turn)))
 
-    def __init__(
-        self, generator: np.random.Generator, largest: float, periods: tuple[float, float]
-    ) -> None:
-        strength, towards = generator.uniform(0.0, largest), generator.uniform(0.0, 2.0 * math.pi)
-        self._mean = (strength * math.cos(towards), strength * math.sin(towards))
-        self._waves: list[tuple[float, float, float, float]] = []
-        for _ in range(2):
-            turn, phase = generator.uniform(0.0, 2.0 * math.pi, 2)
-            pace = 2.0 * math.pi / generator.uniform(*periods)
-            size = strength / 6.0
-            self._waves.append((pace, phase, size * math.cos(turn), size * math.sin(turn)))
-
-    def __call__(self, time: float) -> Velocity:
-        x, y = self._mean
-        for pace, phase, across, along in self._waves:
+    def at(time: float) -> Velocity:
+        x, y = strength * math.cos(towards), strength * math.sin(towards)
+        for pace, phase, across, along in waves:
             wave = math.sin(pace * time + phase)
             x += across * wave
             y += along * wave
         return x, y
+
+    return at
 
 
 def thrusts(hull: Hull, force: float, moment: float) -> tuple[float, float]:
@@ -154,8 +136,8 @@ def thrusts(hull: Hull, force: float, moment: float) -> tuple[float, float]:
     return mean - difference, mean + difference
 
 
-def wrap(angle: float) -> float:
-    """The same angle in [-pi, pi)."""
+def wrap(angle: Angle) -> Angle:
+    """The same angle, or angles, in [-pi, pi)."""
     return (angle + math.pi) % (2.0 * math.pi) - math.pi
 
 

@@ -60,20 +60,12 @@ def clearance(points: FloatArray) -> FloatArray:
     """
     points = np.asarray(points, dtype=np.float64)
     outside = np.abs(points[..., None, :] - BOXES[:, :3]) - BOXES[:, 3:]
-    boxes = _box_distance(outside).min(axis=-1)
+    beyond, inside = np.linalg.norm(np.maximum(outside, 0.0), axis=-1), outside.max(axis=-1)
+    boxes = (beyond + np.minimum(inside, 0.0)).min(axis=-1)
     across, along = (points[..., None, axis] - CYLINDERS[:, axis] for axis in (0, 1))
-    radial = np.hypot(across, along)
-    cylinders = (radial - CYLINDERS[:, 2]).min(axis=-1)
+    cylinders = (np.hypot(across, along) - CYLINDERS[:, 2]).min(axis=-1)
     boundary = (HALF_SIZE - np.abs(points)).min(axis=-1)
-    nearest: FloatArray = np.minimum(np.minimum(boxes, cylinders), boundary)
-    return nearest
-
-
-def _box_distance(outside: FloatArray) -> FloatArray:
-    """Distance to boxes from the signed excess of each coordinate, (..., 3) -> (...)."""
-    beyond = np.linalg.norm(np.maximum(outside, 0.0), axis=-1)
-    inside = np.minimum(outside.max(axis=-1), 0.0)
-    return np.asarray(beyond + inside)
+    return np.asarray(np.minimum(np.minimum(boxes, cylinders), boundary))
 
 
 def path_clearance(path: FloatArray, spacing: float = 0.02) -> float:

@@ -9,56 +9,32 @@ integral of the position error it does not depend on the reference, which replan
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.crazyflie.model import (
-    GRAVITY,
-    INERTIA,
-    MASS,
-    MIXER,
-    MOTOR_RANGE,
-)
+from muninn_bench.tasks.crazyflie.model import GRAVITY, INERTIA, MASS, MIXER, MOTOR_RANGE
 
 UP = np.array([0.0, 0.0, 1.0])
+POSITION, VELOCITY = 9.0, 5.5  # gains of their errors, 1/s^2 and 1/s
+ATTITUDE, RATES = np.array([220.0, 220.0, 60.0]), np.array([24.0, 24.0, 12.0])  # about x, y, z
+OBSERVER = 3.0  # bandwidth of the wind observer, rad/s
+LARGEST_TILT = 0.6  # of the thrust vector, radians
 
 
-@dataclass(frozen=True)
-class Setpoint:
-    """What is sent to the controller at 100 Hz: world units, (3,) each, and yaw in radians."""
+class Setpoint(NamedTuple):
+    """What is sent to the controller at 100 Hz: world units, (3,) each; the nose points along x."""
 
     position: FloatArray
     velocity: FloatArray
     acceleration: FloatArray
-    yaw: float = 0.0
-
-
-@dataclass(frozen=True)
-class Gains:
-    """Gains of the controller.
-
-    Attributes:
-        position, velocity: of their errors, 1/s^2 and 1/s.
-        attitude, rates: of the attitude error and angular velocity about x, y, z, 1/s^2 and 1/s.
-        observer: bandwidth of the wind observer, rad/s.
-        largest_tilt: of the thrust vector, radians.
-    """
-
-    position: float = 9.0
-    velocity: float = 5.5
-    attitude: FloatArray = field(default_factory=lambda: np.array([220.0, 220.0, 60.0]))
-    rates: FloatArray = field(default_factory=lambda: np.array([24.0, 24.0, 12.0]))
-    observer: float = 3.0
-    largest_tilt: float = 0.6
 
 
 class GeometricController:
     """Motor commands that track setpoints; keeps the wind estimate and the wanted thrust."""
 
-    def __init__(self, gains: Gains | None = None) -> None:
-        self.gains = gains or Gains()
+    def __init__(self) -> None:
         self.wind = np.zeros(3)
         self._expected: FloatArray | None = None
         self._thrust = GRAVITY * UP
@@ -73,23 +49,22 @@ class GeometricController:
         seconds: float,
     ) -> None:
         """The outer loop, every ``seconds``: wanted thrust and attitude from the sensed state."""
-        gains = self.gains
         self._observe(velocity, rotation, seconds)
         wanted = (
             setpoint.acceleration
-            + gains.position * (setpoint.position - position)
-            + gains.velocity * (setpoint.velocity - velocity)
+            + POSITION * (setpoint.position - position)
+            + VELOCITY * (setpoint.velocity - velocity)
             + GRAVITY * UP
             - self.wind
         )
         wanted[2] = max(wanted[2], 0.3 * GRAVITY)
         sideways = math.hypot(wanted[0], wanted[1])
-        allowed = math.tan(gains.largest_tilt) * wanted[2]
+        allowed = math.tan(LARGEST_TILT) * wanted[2]
         if sideways > allowed:
             wanted[:2] *= allowed / sideways
         self._thrust = wanted
         axis_z = wanted / math.sqrt(float(wanted @ wanted))
-        axis_y = _cross(axis_z, np.array([math.cos(setpoint.yaw), math.sin(setpoint.yaw), 0.0]))
+        axis_y = _cross(axis_z, np.array([1.0, 0.0, 0.0]))
         axis_y /= math.sqrt(float(axis_y @ axis_y))
         self._attitude = np.stack([_cross(axis_y, axis_z), axis_y, axis_z], axis=1)
 
@@ -99,26 +74,24 @@ class GeometricController:
         error = 0.5 * np.array(
             [turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]]
         )
-        torque = INERTIA * (-self.gains.attitude * error - self.gains.rates * rates)
+        torque = INERTIA * (-ATTITUDE * error - RATES * rates)
         torque += _cross(rates, INERTIA * rates)
         thrust = MASS * float(self._thrust @ rotation[:, 2])
         turning = MIXER[:, 1:] @ torque
         # Where both do not fit, the body still turns; lift gives way.
         low, high = MOTOR_RANGE
         lift = min(max(thrust / 4.0, low - turning.min()), high - turning.max())
-        thrusts: FloatArray = np.clip(lift + turning, low, high)
-        return thrusts
+        return np.asarray(np.clip(lift + turning, low, high))
 
     def _observe(self, velocity: FloatArray, rotation: FloatArray, seconds: float) -> None:
         if self._expected is None:
             self._expected = velocity.copy()
             return
-        bandwidth = self.gains.observer
         lift = max(float(self._thrust @ rotation[:, 2]), 0.0)
         surprise = velocity - self._expected
-        self.wind = self.wind + seconds * bandwidth**2 * surprise
+        self.wind = self.wind + seconds * OBSERVER**2 * surprise
         known = lift * rotation[:, 2] - GRAVITY * UP + self.wind
-        self._expected = self._expected + seconds * (known + 2.0 * bandwidth * surprise)
+        self._expected = self._expected + seconds * (known + 2.0 * OBSERVER * surprise)
 
 
 def _cross(a: FloatArray, b: FloatArray) -> FloatArray:

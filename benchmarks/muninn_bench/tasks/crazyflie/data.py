@@ -1,9 +1,9 @@
 """The Crazyflie planner's training data.
 
 Routes come from OMPL (RRT-Connect in R^3, the shortest of several attempts after shortcutting), are
-relaxed as elastic bands, which keep well clear of obstacles where there is room, and are timed
-within bounds on speed and acceleration (:mod:`muninn_bench.tasks.crazyflie.route`); each is flown
-there and back.
+relaxed as elastic bands, which keep well clear of obstacles where there is room, rounded in space,
+and timed within bounds on speed and acceleration; each is flown there and back. A route is a
+polyline of metres, (points, 3); a run is positions and velocities at equal times, (frames, 6).
 
 Most runs lead from one place of the workspace to another. A share is short, down to nothing, which
 is what correcting a hover looks like; a share begins on the move, in whatever direction, which is
@@ -31,10 +31,18 @@ from muninn_bench.tasks.crazyflie.arena import (
     draw_problem,
     path_clearance,
 )
-from muninn_bench.tasks.crazyflie.route import FRAME_SECONDS, HORIZON, rounded, timed
-from muninn_bench.tasks.paths import resample
+from muninn_bench.tasks.paths import arc_lengths, resample, smooth
+from muninn_bench.tasks.paths import timed as fastest
 from muninn_bench.tasks.recorded import Recording
 
+FRAME_SECONDS = 0.1  # between two frames of a run, and of a plan
+HORIZON = 72  # frames of a plan; a run that does not fit, one in a hundred, is not recorded
+TOP_SPEED = 1.8  # of a run, m/s
+TOP_ACCELERATION = 2.5  # of a run along and, separately, across its path, m/s^2
+CORNER_ROUNDING = 0.12  # standard deviation of the Gaussian along the path, metres
+TIME_ROUNDING = 0.06  # standard deviation of the Gaussian in time, seconds
+_ARC_STEP = 0.01
+_TIME_STEP = 0.01
 SMALLEST_CLEARANCE = 0.18  # of a recorded run, metres: rounding a corner cuts it a little
 CLOSEST_START = 0.115  # of a start close to an obstacle, metres: all but a collision
 SHORT_SHARE, MOVING_SHARE, CLOSE_SHARE = 0.15, 0.2, 0.15
@@ -79,9 +87,9 @@ def find_route(start: FloatArray, goal: FloatArray, seed: int) -> FloatArray:
         setup.solve(_SEARCH_SECONDS)
         if setup.haveExactSolutionPath():
             states = setup.getSolutionPath().getStates()
-            found = np.array([[state[0], state[1], state[2]] for state in states])
+            found = np.array([[state[axis] for axis in range(3)] for state in states])
             routes.append(_shortened(found, generator))
-    return min(routes, key=_length)
+    return min(routes, key=lambda route: np.linalg.norm(np.diff(route, axis=0), axis=1).sum())
 
 
 def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
@@ -155,6 +163,26 @@ def relaxed(route: FloatArray) -> FloatArray:
     return band
 
 
+def rounded(route: FloatArray) -> FloatArray:
+    """The route with rounded corners, at equal spacing; both ends stay in place."""
+    path = smooth(resample(route, _ARC_STEP, 3), CORNER_ROUNDING / _ARC_STEP)
+    # Three at least: a point in the middle is where the speed is not zero.
+    return resample(path, _ARC_STEP, 3)
+
+
+def timed(path: FloatArray) -> FloatArray:
+    """A run along a rounded path, as fast as the bounds allow: (frames, 6).
+
+    The first and the last frame are at rest on the path's ends.
+    """
+    bounds = (TOP_SPEED, TOP_ACCELERATION, TOP_ACCELERATION)
+    position = fastest(path, *bounds, _TIME_STEP, TIME_ROUNDING)
+    velocity = np.gradient(position, _TIME_STEP, axis=0)
+    velocity[[0, -1]] = 0.0
+    frames = np.concatenate([position, velocity], axis=1)[:: round(FRAME_SECONDS / _TIME_STEP)]
+    return np.concatenate([frames, [[*path[-1], 0.0, 0.0, 0.0]]])
+
+
 def _from_before(run: FloatArray, place: FloatArray, metres: float) -> FloatArray:
     """The part of a run that begins at most that far before it passes a place."""
     away = np.linalg.norm(run[:, :3] - place, axis=1)
@@ -192,8 +220,7 @@ def _shortened(route: FloatArray, generator: np.random.Generator) -> FloatArray:
     for _ in range(_SHORTCUTS):
         if len(route) < 3:
             break
-        steps = np.diff(route, axis=0)
-        arc = np.concatenate([[0.0], np.cumsum(np.sqrt((steps**2).sum(axis=1)))])
+        arc = arc_lengths(route)
         first, last = np.sort(generator.uniform(0.0, arc[-1], 2))
         if generator.random() < 0.3:
             # Vertices too, or the ends of the route would keep their corners.
@@ -202,10 +229,6 @@ def _shortened(route: FloatArray, generator: np.random.Generator) -> FloatArray:
         if clearance(points[0] + share * (points[1] - points[0])).min() >= WORKSPACE_MARGIN:
             route = np.concatenate([route[arc < first], points, route[arc > last]])
     return route
-
-
-def _length(route: FloatArray) -> float:
-    return float(np.linalg.norm(np.diff(route, axis=0), axis=1).sum())
 
 
 RECORDING = Recording("crazyflie", make_runs, 50_000, FRAME_SECONDS, 3, 6, each=2)

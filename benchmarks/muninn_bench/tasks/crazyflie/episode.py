@@ -1,4 +1,4 @@
-"""One flight: physics at 500 Hz, motion capture and setpoints at 100 Hz, on a simulated clock."""
+"""The Crazyflie as a platform, and its flights: physics at 500 Hz, setpoints at 100 Hz."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.context import Context
 from muninn.model.schedule import FloatArray
-from muninn_bench.networks.teacher import Teacher
+from muninn_bench.models import model_file
+from muninn_bench.networks.teacher import Teacher, load_teacher
+from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.platform import Outcome, Snapshot
-from muninn_bench.tasks.crazyflie.arena import COLLISION_MARGIN, Problem, clearance, draw_problem
+from muninn_bench.tasks.crazyflie.arena import (
+    COLLISION_MARGIN,
+    Problem,
+    clearance,
+    draw_problem,
+    outlines,
+)
 from muninn_bench.tasks.crazyflie.controller import GeometricController
 from muninn_bench.tasks.crazyflie.model import PHYSICS_STEP, Air, Drone, Wind
 from muninn_bench.tasks.crazyflie.reference import PlanSpline, Reference
@@ -134,3 +143,40 @@ class CrazyflieEpisode:
             self.outcome = "success"
         elif self._steps * PHYSICS_STEP >= TIMEOUT:
             self.outcome = "timeout"
+
+
+class Crazyflie:
+    """3-D navigation of a micro-quadrotor in simulation, replanned at 10 Hz.
+
+    Raises:
+        InputError: no teacher is given, and the bundled one is missing.
+    """
+
+    name = "crazyflie"
+    period = 0.1
+    candidates = 3
+    tolerance = 0.05
+
+    def __init__(self, teacher: Teacher | None = None) -> None:
+        self.teacher = teacher or load_teacher(model_file("crazyflie/teacher.safetensors"))
+        self.planner = diffuser_planner(self.teacher)
+
+    def begin(self, seed: int) -> CrazyflieEpisode:
+        """A fresh flight; everything random in it is drawn from the seed."""
+        return CrazyflieEpisode(self.teacher, seed)
+
+    def screen(self, plan: Tensor, context: Context) -> bool:
+        """Is the plan finite, and its whole spline out of the inflated obstacles?"""
+        if not bool(torch.isfinite(plan).all()):
+            return False
+        frames = self.teacher.unnormalise(plan).double().cpu().numpy()
+        spline = PlanSpline(frames, self.teacher.frame_seconds)
+        return bool(clearance(spline.sampled()).min() >= COLLISION_MARGIN)
+
+    def path(self, plan: Tensor) -> FloatArray:
+        """Planned positions, metres, (horizon, 3)."""
+        return np.asarray(self.teacher.unnormalise(plan)[..., :3].double().cpu().numpy())
+
+    def outlines(self) -> list[FloatArray]:
+        """Edges of the arena and its obstacles, each (points, 3), for pictures."""
+        return outlines()

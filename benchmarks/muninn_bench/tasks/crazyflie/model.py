@@ -1,8 +1,7 @@
 """The Crazyflie in MuJoCo: one rigid body, four motors with lag, drag, wind.
 
 Parameters are those of a Crazyflie 2.1 with its standard motors, as the ``drone-models`` package
-(0.1.0, ``cf2x_L250``) lists them. The floor is 1 m below the origin, as in
-:mod:`muninn_bench.tasks.crazyflie.arena`.
+(0.1.0, ``cf2x_L250``) lists them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.crazyflie.arena import BOXES, CYLINDERS, HALF_SIZE
 
 MASS = 0.0319  # kilograms
 INERTIA = np.array([16.8e-6, 16.8e-6, 29.8e-6])  # about x (forward), y (left), z (up), kg m^2
@@ -36,7 +34,7 @@ MIXER = np.linalg.inv(
 
 
 def build_xml() -> str:
-    """The MJCF: the drone with its four motors, and the arena for viewers (nothing collides)."""
+    """The MJCF: the drone with its four motors; nothing collides in it."""
     sites, motors = [], []
     low, high = MOTOR_RANGE
     for index, (x, y, spin) in enumerate(_MOTORS):
@@ -46,25 +44,13 @@ def build_xml() -> str:
             f'dyntype="filterexact" dynprm="{MOTOR_SECONDS}" ctrllimited="true" '
             f'ctrlrange="{low} {high}" gaintype="fixed" gainprm="1" biastype="none"/>'
         )
-    grey = 'contype="0" conaffinity="0" rgba=".55 .6 .65 1"'
-    scene = [
-        f'<geom type="box" pos="{x} {y} {z}" size="{a} {b} {c}" {grey}/>'
-        for x, y, z, a, b, c in BOXES
-    ] + [
-        f'<geom type="cylinder" pos="{x} {y} 0" size="{radius} {HALF_SIZE[2]}" {grey}/>'
-        for x, y, radius in CYLINDERS
-    ]
     ix, iy, iz = INERTIA
     return f"""<mujoco model="crazyflie">
   <option timestep="{PHYSICS_STEP}" gravity="0 0 -{GRAVITY}" integrator="RK4"/>
   <worldbody>
-    <light pos="0 0 3"/>
-    <geom type="plane" pos="0 0 {-HALF_SIZE[2]}" size="{HALF_SIZE[0]} {HALF_SIZE[1]} .1" {grey}/>
-    {"".join(scene)}
     <body name="drone">
       <freejoint/>
       <inertial pos="0 0 0" mass="{MASS}" diaginertia="{ix} {iy} {iz}"/>
-      <geom type="cylinder" size=".065 .015" contype="0" conaffinity="0" rgba=".9 .3 .2 1"/>
       {"".join(sites)}
     </body>
   </worldbody>
@@ -74,17 +60,11 @@ def build_xml() -> str:
 
 @dataclass(frozen=True)
 class Wind:
-    """Air that moves: a steady horizontal part and gusts, drawn from an episode's seed.
+    """Air that moves: a steady horizontal part and gusts, an Ornstein-Uhlenbeck process."""
 
-    Attributes:
-        steady: largest speed of the steady part, m/s; its speed is uniform, its direction too.
-        gusts: standard deviation of the gusts along each axis, m/s (vertically half).
-        gust_seconds: correlation time of the gusts (an Ornstein-Uhlenbeck process).
-    """
-
-    steady: float = 0.6
-    gusts: float = 0.3
-    gust_seconds: float = 1.0
+    steady: float = 0.6  # most of the steady part, m/s; uniform, and so is its direction
+    gusts: float = 0.3  # standard deviation along each axis, m/s (vertically half)
+    gust_seconds: float = 1.0  # correlation time
 
 
 class Air:

@@ -12,7 +12,7 @@ from scipy.interpolate import CubicHermiteSpline
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie.controller import Setpoint
-from muninn_bench.tasks.fitted import fitted
+from muninn_bench.tasks.paths import fitted
 
 TOP_SPEED = 2.2  # of setpoints, m/s: a fifth above the training runs'
 TOP_ACCELERATION = 5.0  # of setpoints, m/s^2
@@ -26,11 +26,8 @@ _DAMPING = 20.0
 class PlanSpline:
     """A curve in time along a plan: C1, at rest after its end.
 
-    It has the planned velocities, and goes through the places that fit them and the positions.
-
-    Args:
-        frames: positions in metres, velocities in m/s, (frames, 6).
-        frame_seconds: between frames.
+    It has the planned velocities, and goes through the places that fit them and the positions;
+    frames are those in metres and m/s, (frames, 6).
     """
 
     def __init__(self, frames: FloatArray, frame_seconds: float) -> None:
@@ -63,10 +60,8 @@ class PlanSpline:
 
     def sampled(self, step: float = 0.02) -> FloatArray:
         """Positions every ``step`` seconds, (samples, 3)."""
-        samples: FloatArray = self._position(
-            np.linspace(0.0, self.seconds, round(self.seconds / step) + 1)
-        )
-        return samples
+        times = np.linspace(0.0, self.seconds, round(self.seconds / step) + 1)
+        return np.asarray(self._position(times))
 
 
 class Reference:

@@ -1,9 +1,8 @@
 """Fly a micro-quadrotor through an arena in wind, replanned ten times a second."""
 
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.tasks.crazyflie.data import RECORDING
-from muninn_bench.tasks.crazyflie.platform import Crazyflie
-from muninn_bench.tasks.crazyflie.route import HORIZON
+from muninn_bench.tasks.crazyflie.data import HORIZON, RECORDING
+from muninn_bench.tasks.crazyflie.episode import Crazyflie
 from muninn_bench.tasks.flown import FlownTask
 
 NETWORK = UnetConfig(channels=6, widths=(48, 96, 128))
