@@ -27,10 +27,7 @@ _WORDS = {"": None, "True": True, "False": False}
 def write_csv(path: Path, rows: Sequence[Any], digits: int | None = None) -> Path:
     """Write rows, mappings or dataclasses of one kind; None is an empty entry.
 
-    Args:
-        path: file; its folder is made.
-        rows: at least one.
-        digits: significant digits of floats; all of them by default.
+    ``digits`` are the significant ones of floats; all by default. The file's folder is made.
     """
     if not rows:
         raise InputError(f"nothing to write to {path}")
@@ -98,21 +95,15 @@ def print_table(
 class Table:
     """One table of a study's page, with its text and its file.
 
-    Attributes:
-        name: of its file, without ending.
-        title: heading.
-        reading: how to read it and what is computed.
-        rows: values by column; a column that a row lacks is empty there, as are None and NaN.
-        notes: sentences computed from the data.
-        long: whether a page should fold it.
+    A column that a row lacks is empty there, as are None and NaN.
     """
 
-    name: str
+    name: str  # of its file, without ending
     title: str
-    reading: str
+    reading: str  # how to read it and what is computed
     rows: list[Row]
-    notes: list[str] = field(default_factory=list)
-    long: bool = False
+    notes: list[str] = field(default_factory=list)  # sentences computed from the data
+    long: bool = False  # a page should fold it
 
     @property
     def header(self) -> list[str]:

@@ -36,17 +36,9 @@ def run_study(
     """Measure every cell of a teacher that is not in the folder yet.
 
     Plans are followed only where gymnasium-robotics is installed, and times are taken on the CPU
-    only, so a study measured on a GPU is completed by running it again without one.
-
-    Args:
-        name: of the teacher.
-        teacher: the network and its coordinates.
-        folder: raw folder; what it holds already is kept.
-        sizes, device: how much is measured, and where.
-        command: to be noted beside the results.
-        families: file of families tuned before, to be used as they are; the plans of table (vii)
-            and the tuned alternatives may lie beside it.
-        progress: show progress bars.
+    only, so a study measured on a GPU is completed by running it again without one. ``families`` is
+    a file of families tuned before, to be used as they are; the plans of table (vii) and the tuned
+    alternatives may lie beside it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tuned = [] if families is None else [families]

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,28 +50,17 @@ def called(call: Callable[..., Any]) -> Run:
 
 @dataclass(frozen=True)
 class Member:
-    """A program of the study, without the calls it is measured on.
-
-    ``driven`` says whether its plans are followed in the environment as well.
-    """
+    """A program of the study, without the calls it is measured on."""
 
     method: str
     order: int
-    settings: Mapping[str, object]
+    settings: dict[str, Any]
     run: Run
-    driven: bool = True
+    driven: bool = True  # its plans are followed in the environment as well
 
 
 class Workbench:
-    """One teacher, its planner on a device, and the study's streams of calls.
-
-    Args:
-        teacher: the network and its coordinates; moved to the device.
-        sizes: calls of each stream.
-        device: where to measure.
-        folder: raw folder of this teacher.
-        task: progress bars.
-    """
+    """One teacher, moved to a device, and the study's streams of calls; its raw folder."""
 
     def __init__(
         self, teacher: Teacher, sizes: Sizes, device: torch.device, folder: Path, task: Task
@@ -125,7 +114,7 @@ class Workbench:
 
         ``most`` bounds the calls; 0 takes all of the stream.
         """
-        key = Key(member.method, member.order, stream, dict(member.settings))
+        key = Key(member.method, member.order, stream, member.settings)
         path = self.folder / "cells" / key.filename()
         count = min(getattr(self.sizes, stream), most or getattr(self.sizes, stream))
         if path.is_file() and len((cell := load_cell(path)).deviation) >= count:
@@ -190,7 +179,7 @@ def _frames(kept: npt.NDArray[np.float16]) -> FloatArray:
 def time_members(workbench: Workbench, members: Sequence[Member]) -> None:
     """Time single calls, all programs in every round, so that a slow minute is shared by all."""
     path = workbench.folder / "timing.json"
-    asked = [[member.method, member.order, dict(member.settings)] for member in members]
+    asked = [[member.method, member.order, member.settings] for member in members]
     if path.is_file() and json.loads(path.read_text()).get("members") == asked:
         return
     rounds, paired = workbench.sizes.rounds, workbench.calls(TEST)
