@@ -64,7 +64,7 @@ def ablate(
                 SMOKE if smoke else FULL,
                 device=device,
                 command=command_line(),
-                families=tuned / name / "families.json",
+                tuned=tuned / name,
             )
         for line in write_results(raw / name, out / name):
             console.print(line, highlight=False)

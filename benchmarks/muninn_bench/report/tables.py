@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
 from muninn_bench.report.style import TITLES
-from muninn_bench.report.table import markdown, print_table
+from muninn_bench.report.table import print_table
 
 
 def title(method: dict[str, Any]) -> str:
@@ -38,17 +37,6 @@ def cells(method: dict[str, Any], intervals: bool = False) -> list[str]:
         "0%" if full else shares[0],
         shares[1],
     ]
-
-
-def markdown_table(result: dict[str, Any], names: Sequence[str]) -> str:
-    """The comparison of some methods as README shows it, without the world's own signal."""
-    rows = []
-    for method in result["methods"]:
-        if method["name"] in names:
-            row = cells(method, intervals=True)[:-1]
-            row[0] += " (your sampler)" if method["name"] == "full" else ""
-            rows.append([f"**{cell}**" for cell in row] if method["name"] == "muninn" else row)
-    return markdown(headings(result)[:-1], rows)
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:

@@ -123,11 +123,9 @@ class ProbedPrograms:
 
 
 def paper_settings(calls: int, few: bool = False) -> list[dict[str, Any]]:
-    """Settings of the published method in tables (i) to (vi), each once.
+    """Settings of the published method in tables (i) to (vi), each once; calls of Algorithm 2.
 
-    Args:
-        calls: of Algorithm 2.
-        few: leave out repetitions of a sweep in other units or at another tolerance.
+    ``few`` leaves out repetitions of a sweep in other units or at another tolerance.
     """
     tolerances = grid.RISK_TOLERANCES[:1] if few else grid.RISK_TOLERANCES
     base = {

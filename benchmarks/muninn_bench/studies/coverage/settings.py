@@ -145,9 +145,7 @@ class Laboratory:
     def excess(self, starts: Tensor, noises: Sequence[Noise]) -> FloatArray:
         """Worst deviation over tolerance (units, members), member 0 being full compute.
 
-        Args:
-            starts: contexts of the first calls, (units, 2).
-            noises: of the calls of each unit, laid out as (units, 8, 2) or (1, units, 8, 2).
+        Of units that start at contexts (units, 2), with noises of their calls in turn.
         """
         excess = np.zeros((self.units, len(self._members) + 1))
         noises = [_block(noise) for noise in noises]
