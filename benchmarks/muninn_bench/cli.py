@@ -12,6 +12,7 @@ import typer
 from muninn.errors import InputError, MuninnError
 from muninn_bench.commands import (
     Seed,
+    ablate,
     checks,
     command_line,
     console,
@@ -27,7 +28,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for _study in (fly, monitor, coverage, latency, checks, soak):
+for _study in (fly, ablate, monitor, coverage, latency, checks, soak):
     app.command()(_study)
 
 TaskOption = Annotated[str, typer.Option("--task", help="A task; `muninn-bench tasks` lists them.")]
@@ -237,51 +238,6 @@ def report(run: Annotated[Path, typer.Argument(help="Run folder with result.json
     from muninn_bench.report.page import write_report
 
     console.print(f"wrote {write_report(run)}")
-
-
-@app.command()
-def ablate(
-    out: Annotated[Path, typer.Option(help="Folder for tables and plots.")] = Path(
-        "results/ablation"
-    ),
-    raw: Annotated[Path, typer.Option(help="Folder for raw cells; what it holds is kept.")] = Path(
-        "runs/ablation"
-    ),
-    quick: Annotated[bool, typer.Option(help="Every table in miniature, under runs/.")] = False,
-    teacher: Annotated[str, typer.Option(help="unet, transformer or both.")] = "both",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    measure: Annotated[
-        bool, typer.Option(help="Measure what is missing; without it only tables and plots.")
-    ] = True,
-) -> None:
-    """The published method, its baselines and ours, side by side; resumes if interrupted.
-
-    Plan families in OUT/TEACHER/families.json are used as they are; without it they are tuned.
-    """
-    from muninn_bench.studies.ablation.settings import FULL, QUICK, TEACHERS
-    from muninn_bench.studies.ablation.study import run_study
-    from muninn_bench.studies.ablation.write import write_results
-    from muninn_bench.tasks.maze2d.planner import bundled_teacher
-
-    if teacher not in (*TEACHERS, "both"):
-        raise InputError(f"--teacher is {', '.join(TEACHERS)} or both, got {teacher!r}")
-    tuned = out
-    if quick:
-        raw, out = Path("runs/ablation-quick/raw"), Path("runs/ablation-quick/results")
-    for name in TEACHERS if teacher == "both" else (teacher,):
-        if measure:
-            console.print(f"[bold]{name}[/]: measuring into {raw / name}")
-            run_study(
-                name,
-                bundled_teacher(TEACHERS[name]),
-                raw / name,
-                QUICK if quick else FULL,
-                device=device,
-                command=command_line(),
-                families=tuned / name / "families.json",
-            )
-        for line in write_results(raw / name, out / name):
-            console.print(line, highlight=False)
 
 
 if __name__ == "__main__":

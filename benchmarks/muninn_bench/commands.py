@@ -1,4 +1,4 @@
-"""The commands `muninn-bench coverage`, `monitor`, `latency`, `checks` and `soak`."""
+"""The commands `muninn-bench ablate`, `coverage`, `monitor`, `latency`, `checks` and `soak`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from muninn.errors import InputError
 
 console = Console()
 
@@ -30,6 +32,51 @@ def tell(lines: Iterable[object]) -> None:
     """Print each on a line of its own."""
     for line in lines:
         console.print(str(line), highlight=False)
+
+
+def ablate(
+    out: Annotated[Path, typer.Option(help="Folder for tables and plots.")] = Path(
+        "results/ablation"
+    ),
+    raw: Annotated[Path, typer.Option(help="Folder for raw cells; what it holds is kept.")] = Path(
+        "runs/ablation"
+    ),
+    smoke: Smoke = False,
+    variant: Annotated[
+        str | None, typer.Option(help="Of maze2d, diffuser or transformer; both by default.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    measure: Annotated[
+        bool, typer.Option(help="Measure what is missing; without it only tables and plots.")
+    ] = True,
+) -> None:
+    """The published method, its baselines and ours, side by side; resumes if interrupted.
+
+    Plan families in OUT/unet and OUT/transformer are used as they are; without them they are tuned.
+    """
+    from muninn_bench.studies.ablation.settings import FULL, SMOKE, TEACHERS
+    from muninn_bench.studies.ablation.study import run_study
+    from muninn_bench.studies.ablation.write import write_results
+    from muninn_bench.tasks.maze2d.planner import bundled_teacher
+
+    if variant not in (*TEACHERS, None):
+        raise InputError(f"--variant is {' or '.join(TEACHERS)}, got {variant!r}")
+    tuned = out
+    if smoke:
+        raw, out = Path("runs/ablation-smoke/raw"), Path("runs/ablation-smoke/results")
+    for name, model in TEACHERS.values() if variant is None else (TEACHERS[variant],):
+        if measure:
+            console.print(f"[bold]{name}[/]: measuring into {raw / name}")
+            run_study(
+                name,
+                bundled_teacher(model),
+                raw / name,
+                SMOKE if smoke else FULL,
+                device=device,
+                command=command_line(),
+                tuned=tuned / name,
+            )
+        tell(write_results(raw / name, out / name))
 
 
 def coverage(

@@ -23,7 +23,7 @@ def test_examples_of_the_paper_page() -> None:
 
 
 def test_the_paper_page_names_every_table_of_the_study(tmp_path: Path) -> None:
-    tables = all_tables(Raw.load(write_folder(tmp_path)))
+    tables = all_tables(Raw(write_folder(tmp_path)))
     written = {re.sub(r"(?<=_)\d[\d.]*$", "", table.name) for table in tables}  # less a tolerance
     _, found, rest = PAPER.read_text().partition("| claim of the paper |")
     assert found

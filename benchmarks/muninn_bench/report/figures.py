@@ -27,8 +27,7 @@ def overlays(arrays: Arrays, task: Drawable, variant: str, rival: str | None) ->
             x, y = arrays[f"{name}.positions"][call].T
             axis.plot(x, y, color=COLOURS[name], linewidth=width, label=TITLES[name])
         axis.set_title(f"call {call}: deviation {deviation[call]:.4f}", fontsize=9)
-        axis.set_xticks([])
-        axis.set_yticks([])
+        axis.set(xticks=[], yticks=[])
     axes.flat[0].legend(loc="lower left", fontsize=8, framealpha=0.9)
     return svg(figure)
 

@@ -45,94 +45,51 @@ def write_report(run: Path) -> Path:
 
 def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
     """The page as HTML text, pictures inside."""
-    tolerance = result["tolerance"]
-    sections = [
-        f"<h1>Muninn on {html.escape(result['planner'])}</h1>",
-        f'<p class="small">{result["sampler"].upper()}, {result["steps"]} steps, '
-        f"{result['device']}, {result['dtype']}, {result['threads']} threads. Command: "
-        f"<code>{html.escape(result['command'])}</code></p>",
-        _verdict(result),
-        "<h2>Side by side</h2>",
-        _table(result),
-        '<p class="small">Violations and success with 95% Wilson intervals. FewSteps is the same '
-        "sampler with fewer steps (a DDIM step with its prediction reused composes exactly, so it "
-        "is reuse of the noise estimate as well); DPM-Solver++ and UniPC are diffusers' multistep "
-        "solvers; the Taylor series continues the network's output between evaluations. All get "
-        "Muninn's mean number of evaluations, rounded up, and the spacing and order that do best "
-        "on tuning calls of their own, by the score of Muninn's own tuner. Times are single calls, "
-        f"methods taking turns, {result['timed_calls']} each.</p>",
-        *_plans(result, arrays),
-        "<h2>Which steps were evaluated</h2>",
-        _figure(
-            figures.evaluated_steps(arrays),
-            "Sampler steps from noise (left) to plan (right); a bar is the share of calls in which "
-            "the network was evaluated there. All other steps are forecast.",
-        ),
-        "<h2>Deviation from full compute</h2>",
-        _figure(
-            figures.deviation_histogram(arrays, tolerance),
-            f"{html.escape(result['metric'])} deviation of every held-out call, log scale. The "
-            "dashed line is the tolerance.",
-        ),
-        "<h2>Per-call bound</h2>",
-        _figure(
-            figures.bound_reliability(arrays, result["risk"]),
-            "Left: the bound Dhat of each call against its true deviation; points below the "
-            "diagonal are covered. Right: coverage among calls grouped by their error estimate. "
-            "The bound holds on average over calls, not for each group.",
-        ),
-        "<h2>Time of a call</h2>",
-        _figure(
-            figures.latency(arrays),
-            "Share of single calls that finished within a time, batch 1.",
-        ),
-        "<h2>What was promised, what was not, what happened</h2>",
-        _words(result),
-    ]
+    kept, sure = result["violation_p_value"] >= 0.01, result["confidence"]
+    words = "The promise was kept." if kept else "The promise was NOT kept: please report this."
+    places = {k: html.escape(v) if isinstance(v, str) else v for k, v in result.items()}
+    places |= {method["name"]: method for method in result["methods"]}
+    places |= {
+        "sampler": result["sampler"].upper(),
+        "verdict": f'<p class="verdict{"" if kept else " bad"}"><b>{words}</b>',
+        "table": _table(result),
+        "plans": _plans(result, arrays),
+        "evaluated": figures.evaluated_steps(arrays),
+        "histogram": figures.deviation_histogram(arrays, result["tolerance"]),
+        "reliability": figures.bound_reliability(arrays, result["risk"]),
+        "times": figures.latency(arrays),
+        "kept": 1 - result["risk"],
+        "units": "calls" if result["unit"] == "call" else "episodes",
+        "certainty": "on average over calibrations"
+        if sure is None
+        else f"with confidence {sure:.0%} over the calibration draw",
+    }
+    task = "" if result["success_p_value"] is None else _TASK
+    bound = "" if result["bound_coverage"] is None else _BOUND
+    body = "".join((*_PAGE, task, bound, _SINGLE)).format(**places)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Muninn: {html.escape(result['planner'])}</title><style>{_STYLE}</style></head>"
-        f"<body>{''.join(sections)}</body></html>\n"
+        f"<title>Muninn: {places['planner']}</title><style>{_STYLE}</style></head>"
+        f"<body>{body}</body></html>\n"
     )
 
 
-def _methods(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {method["name"]: method for method in result["methods"]}
-
-
-def _verdict(result: dict[str, Any]) -> str:
-    muninn = _methods(result)["muninn"]
-    kept = result["violation_p_value"] >= 0.01
-    words = "The promise was kept." if kept else "The promise was NOT kept: please report this."
-    return (
-        f'<p class="verdict{"" if kept else " bad"}"><b>{words}</b> '
-        f"{result['speedup']:.1f} times faster than full compute at batch 1, with "
-        f"{muninn['evaluations_mean']:.1f} of {result['steps']} network evaluations. "
-        f"{muninn['violation_rate']:.1%} of {result['test_calls']} held-out calls deviated by more "
-        f"than {result['tolerance']:g} {html.escape(result['tolerance_unit'])}; at most "
-        f"{result['risk']:.0%} were promised.</p>"
-    )
-
-
-def _plans(result: dict[str, Any], arrays: dict[str, Any]) -> list[str]:
+def _plans(result: dict[str, Any], arrays: dict[str, Any]) -> str:
     """Plans on the map, where the task can draw one."""
     task = find_task(result["task"])
     if not isinstance(task, Drawable):
-        return []
+        return ""
     tuned = [method for method in result["methods"] if method["tuned"] is not None]
     best = min(tuned, key=lambda method: method["deviation_p95"], default=None)
     rival = None if best is None else best["name"]
-    return [
-        "<h2>Plans</h2>",
-        _figure(
-            figures.overlays(arrays, task, result["variant"], rival),
-            "Full compute (grey) against Muninn (blue)"
-            + ("" if best is None else f" and the closest alternative, {title(best)}")
-            + ". The first calls are typical; the last row shows the largest deviations of this "
-            "run, chosen because they are the worst.",
-        ),
-    ]
+    drawn = figures.overlays(arrays, task, result["variant"], rival)
+    other = "" if best is None else f" and the closest alternative, {title(best)}"
+    return (
+        f"<h2>Plans</h2><figure>{drawn}<figcaption>Full compute (grey) against Muninn (blue){other}"
+        ". The first calls are typical; the last row shows the largest deviations of this run, "
+        "chosen because they are the worst.</figcaption></figure>"
+    )
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -145,52 +102,55 @@ def _table(result: dict[str, Any]) -> str:
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
-def _figure(svg: str, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{caption}</figcaption></figure>"
-
-
-def _words(result: dict[str, Any]) -> str:
-    muninn = _methods(result)["muninn"]
-    confidence = result["confidence"]
-    certainty = (
-        "on average over calibrations"
-        if confidence is None
-        else f"with confidence {confidence:.0%} over the calibration draw"
-    )
-    unit = "calls" if result["unit"] == "call" else "episodes"
-    paragraphs = [
-        f"<b>Promised.</b> At most {result['risk']:.0%} of new {unit} deviate from the "
-        f"full-compute plan by more than {result['tolerance']:g} "
-        f"({html.escape(result['metric'])}), {certainty}. It was calibrated on "
-        f"{result['calibration']['certify']} {unit} that had no part in tuning, in "
-        f"{result['loop']} loop.",
-        f"<b>Not promised.</b> Up to {result['risk']:.0%} of {unit} may differ arbitrarily, "
-        "another route included. The promise bounds the distance to the full plan, not the safety "
-        "of either plan. It holds for contexts like those calibrated: another world, other starts "
-        "or goals, or another model need a new calibration.",
-        f"<b>What happened.</b> On {result['test_calls']} held-out calls, "
-        f"{muninn['violation_rate']:.1%} exceeded the tolerance (exact one-sided test "
-        f"that the rate is above {result['risk']:.0%}: p = {result['violation_p_value']:.2g}; a "
-        "p-value below 0.01 would be reported as a broken promise).",
-    ]
-    if result["success_p_value"] is not None:
-        full = _methods(result)["full"]
-        paragraphs.append(
-            f"<b>Task.</b> Driving the plans in the environment succeeded in "
-            f"{full['task_success']:.1%} (full compute) and {muninn['task_success']:.1%} (Muninn) "
-            f"of the calls; exact paired McNemar test that Muninn is worse: "
-            f"p = {result['success_p_value']:.2g}."
-        )
-    if result["bound_coverage"] is not None:
-        paragraphs.append(
-            f"<b>Per-call bound.</b> Dhat covered {result['bound_coverage']:.1%} of the calls; "
-            f"{1 - result['risk']:.0%} was intended, on average over calls and calibrations."
-        )
-    single = result["single_calls"]
-    paragraphs.append(
-        f"<b>Batch 1.</b> Calibration and the figures above ran calls in batches. Among the "
-        f"{result['timed_calls']} timed single calls {single['violations']} exceeded the "
-        f"tolerance (largest deviation {single['deviation_max']:.2g}); full compute at batch 1 "
-        f"differs from itself in a batch by at most {single['full_against_itself_max']:.1g}."
-    )
-    return "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
+_PAGE = (
+    '<h1>Muninn on {planner}</h1><p class="small">{sampler}, {steps} steps, {device}, {dtype}, '
+    "{threads} threads. Command: <code>{command}</code></p>",
+    "{verdict} {speedup:.1f} times faster than full compute at batch 1, with "
+    "{muninn[evaluations_mean]:.1f} of {steps} network evaluations. {muninn[violation_rate]:.1%} "
+    "of {test_calls} held-out calls deviated by more than {tolerance:g} {tolerance_unit}; at most "
+    "{risk:.0%} were promised.</p>",
+    '<h2>Side by side</h2>{table}<p class="small">Violations and success with 95% Wilson '
+    "intervals. FewSteps is the same sampler with fewer steps (a DDIM step with its prediction "
+    "reused composes exactly, so it is reuse of the noise estimate as well); DPM-Solver++ and "
+    "UniPC are diffusers' multistep solvers; the Taylor series continues the network's output "
+    "between evaluations. All get Muninn's mean number of evaluations, rounded up, and the spacing "
+    "and order that do best on tuning calls of their own, by the score of Muninn's own tuner. "
+    "Times are single calls, methods taking turns, {timed_calls} each.</p>{plans}",
+    "<h2>Which steps were evaluated</h2><figure>{evaluated}<figcaption>Sampler steps from noise "
+    "(left) to plan (right); a bar is the share of calls in which the network was evaluated there. "
+    "All other steps are forecast.</figcaption></figure>",
+    "<h2>Deviation from full compute</h2><figure>{histogram}<figcaption>{metric} deviation of "
+    "every held-out call, log scale. The dashed line is the tolerance.</figcaption></figure>",
+    "<h2>Per-call bound</h2><figure>{reliability}<figcaption>Left: the bound Dhat of each call "
+    "against its true deviation; points below the diagonal are covered. Right: coverage among "
+    "calls grouped by their error estimate. The bound holds on average over calls, not for each "
+    "group.</figcaption></figure>",
+    "<h2>Time of a call</h2><figure>{times}<figcaption>Share of single calls that finished within "
+    "a time, batch 1.</figcaption></figure>",
+    "<h2>What was promised, what was not, what happened</h2><p><b>Promised.</b> At most {risk:.0%} "
+    "of new {units} deviate from the full-compute plan by more than {tolerance:g} ({metric}), "
+    "{certainty}. It was calibrated on {calibration[certify]} {units} that had no part in tuning, "
+    "in {loop} loop.</p>",
+    "<p><b>Not promised.</b> Up to {risk:.0%} of {units} may differ arbitrarily, another route "
+    "included. The promise bounds the distance to the full plan, not the safety of either plan. It "
+    "holds for contexts like those calibrated: another world, other starts or goals, or another "
+    "model need a new calibration.</p>",
+    "<p><b>What happened.</b> On {test_calls} held-out calls, {muninn[violation_rate]:.1%} "
+    "exceeded the tolerance (exact one-sided test that the rate is above {risk:.0%}: p = "
+    "{violation_p_value:.2g}; a p-value below 0.01 would be reported as a broken promise).</p>",
+)
+_TASK = (
+    "<p><b>Task.</b> Driving the plans in the environment succeeded in {full[task_success]:.1%} "
+    "(full compute) and {muninn[task_success]:.1%} (Muninn) of the calls; exact paired McNemar "
+    "test that Muninn is worse: p = {success_p_value:.2g}.</p>"
+)
+_BOUND = (
+    "<p><b>Per-call bound.</b> Dhat covered {bound_coverage:.1%} of the calls; {kept:.0%} was "
+    "intended, on average over calls and calibrations.</p>"
+)
+_SINGLE = (
+    "<p><b>Batch 1.</b> Calibration and the figures above ran calls in batches. Among the "
+    "{timed_calls} timed single calls {single_calls[violations]} exceeded the tolerance (largest "
+    "deviation {single_calls[deviation_max]:.2g}); full compute at batch 1 differs from itself in "
+    "a batch by at most {single_calls[full_against_itself_max]:.1g}.</p>"
+)

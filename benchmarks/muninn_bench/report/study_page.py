@@ -1,31 +1,22 @@
 """A study's page in Markdown: tables and pictures made by functions whose docstrings explain them.
 
-What is in braces in a name, title or docstring is filled in with the source's words.
+What is in braces in a name, title or docstring is filled in from ``source.words()``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from muninn_bench.report import style
 from muninn_bench.report.table import Row, Table
 
-
-class Source(Protocol):
-    """What was measured."""
-
-    def words(self) -> Mapping[str, Any]:
-        """Numbers and phrases that texts may name in braces."""
-        ...
-
-
 Maker = Callable[..., Iterator[Row | str]]
 
 
-def told(text: str | None, source: Source, **given: Any) -> str:
+def told(text: str | None, source: Any, **given: Any) -> str:
     """A text on one line, with the source's words and those given filled in."""
     return " ".join((text or "").split()).format(**{**source.words(), **given})
 
@@ -34,7 +25,7 @@ def table(name: str, title: str, *, long: bool = False) -> Callable[[Maker], Cal
     """Make a table of a generator of rows; text that it yields becomes a note below."""
 
     def decorate(make: Maker) -> Callable[..., Table]:
-        def made(source: Source, **given: Any) -> Table:
+        def made(source: Any, **given: Any) -> Table:
             found = list(make(source, **given))
             rows = [row for row in found if isinstance(row, dict)]
             notes = [note for note in found if isinstance(note, str)]
@@ -48,21 +39,14 @@ def table(name: str, title: str, *, long: bool = False) -> Callable[[Maker], Cal
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture below a table.
+    """A picture below a table; ``make(source, axis, panel)`` draws one of its panels."""
 
-    Attributes:
-        below: the table's name.
-        height: inches.
-        panels: of a source: what each panel shows; none if nothing can be drawn.
-        make: ``make(source, axis, panel)`` draws one of them.
-    """
-
-    below: str
-    height: float
-    panels: Callable[[Any], Sequence[Any]]
+    below: str  # the table's name
+    height: float  # inches
+    panels: Callable[[Any], Sequence[Any]]  # of a source; none if nothing can be drawn
     make: Callable[[Any, Any, Any], None]
 
-    def draw(self, source: Source, out: Path) -> tuple[str, str] | None:
+    def draw(self, source: Any, out: Path) -> tuple[str, str] | None:
         """Write the picture: its file's name and caption; None where nothing was drawn."""
         shown = self.panels(source)
         if not shown:
@@ -75,7 +59,6 @@ class Picture:
             if axis is not axes[0] and axis.get_ylabel() == axes[0].get_ylabel():
                 axis.set_ylabel("")
         if not any(axis.collections or axis.get_legend_handles_labels()[0] for axis in axes):
-            style.close(figure)
             return None
         style.outside_legend(figure)
         path = style.save(figure, out / f"{self.make.__name__}.png")
@@ -91,7 +74,7 @@ def picture(
 
 def write_page(
     out: Path,
-    source: Source,
+    source: Any,
     heading: Sequence[str],
     tables: Iterable[Table],
     pictures: Iterable[Picture],

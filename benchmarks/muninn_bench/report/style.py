@@ -33,8 +33,8 @@ TITLES = {
 def subplots(rows: int, columns: int, width: float, height: float, **options: Any) -> Any:
     """Figure and axes in the project's style; sizes in inches."""
     import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
     matplotlib.rcParams.update(
         {
             "font.size": 10,
@@ -44,11 +44,8 @@ def subplots(rows: int, columns: int, width: float, height: float, **options: An
             "svg.hashsalt": "muninn",
         }
     )
-    from matplotlib import pyplot
-
-    return pyplot.subplots(
-        rows, columns, figsize=(width, height), constrained_layout=True, **options
-    )
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, **options)
 
 
 def outside_legend(figure: Any) -> None:
@@ -90,28 +87,15 @@ def bars(axis: Any, at: Iterable[float], found: Iterable[Estimate | None], **loo
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a picture and close it."""
-    from matplotlib import pyplot
-
+    """Write a picture."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
     return path
-
-
-def close(figure: Any) -> None:
-    """Forget a picture that is not wanted."""
-    from matplotlib import pyplot
-
-    pyplot.close(figure)
 
 
 def svg(figure: Any) -> str:
     """A picture as text that can stand in a page."""
-    from matplotlib import pyplot
-
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
     text = buffer.getvalue()
     return text[text.index("<svg") :]

@@ -7,9 +7,9 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, fields, is_dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Terminal
@@ -27,22 +27,17 @@ _WORDS = {"": None, "True": True, "False": False}
 def write_csv(path: Path, rows: Sequence[Any], digits: int | None = None) -> Path:
     """Write rows, mappings or dataclasses of one kind; None is an empty entry.
 
-    Args:
-        path: file; its folder is made.
-        rows: at least one.
-        digits: significant digits of floats; all of them by default.
+    ``digits`` are the significant ones of floats; all by default. The file's folder is made.
     """
     if not rows:
         raise InputError(f"nothing to write to {path}")
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    names = list(_cells(rows[0]))
-    writer.writerow(names)
-    for row in rows:
-        cells = _cells(row)
-        writer.writerow([_text(cells[name], digits) for name in names])
-    write_whole(path, stream.getvalue())
-    return path
+    cells = [row if isinstance(row, Mapping) else vars(row) for row in rows]
+    writer.writerow(cells[0])
+    for row in cells:
+        writer.writerow([_rounded(row[name], digits) for name in cells[0]])
+    return write_whole(path, stream.getvalue())
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
@@ -98,21 +93,15 @@ def print_table(
 class Table:
     """One table of a study's page, with its text and its file.
 
-    Attributes:
-        name: of its file, without ending.
-        title: heading.
-        reading: how to read it and what is computed.
-        rows: values by column; a column that a row lacks is empty there, as are None and NaN.
-        notes: sentences computed from the data.
-        long: whether a page should fold it.
+    A column that a row lacks is empty there, as are None and NaN.
     """
 
-    name: str
+    name: str  # of its file, without ending
     title: str
-    reading: str
+    reading: str  # how to read it and what is computed
     rows: list[Row]
-    notes: list[str] = field(default_factory=list)
-    long: bool = False
+    notes: list[str] = field(default_factory=list)  # sentences computed from the data
+    long: bool = False  # a page should fold it
 
     @property
     def header(self) -> list[str]:
@@ -169,13 +158,5 @@ def _empty(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _cells(row: Any) -> Mapping[str, Any]:
-    if is_dataclass(row) and not isinstance(row, type):
-        return {entry.name: getattr(row, entry.name) for entry in fields(row)}
-    return cast("Mapping[str, Any]", row)
-
-
-def _text(value: Any, digits: int | None) -> Any:
-    if value is None:
-        return ""
+def _rounded(value: Any, digits: int | None) -> Any:
     return f"{value:.{digits}g}" if digits and isinstance(value, float) else value

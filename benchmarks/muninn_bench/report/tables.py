@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 
 from muninn_bench.report.style import TITLES
-from muninn_bench.report.table import markdown, print_table
-
-HEADINGS = ("method", "evaluations", "p50 ms", "p99 ms", "deviation p95", "success")
+from muninn_bench.report.table import print_table
 
 
 def title(method: dict[str, Any]) -> str:
@@ -23,7 +20,7 @@ def title(method: dict[str, Any]) -> str:
 
 
 def cells(method: dict[str, Any], intervals: bool = False) -> list[str]:
-    """A method as every table shows it, under :data:`HEADINGS`."""
+    """A method as every table shows it, under :func:`headings`."""
     rate, won, full = method["violation_rate"], method["task_success"], method["name"] == "full"
     shares = [f"{rate:.1%}", "-" if won is None else f"{won:.0%}"]
     if intervals:
@@ -42,17 +39,6 @@ def cells(method: dict[str, Any], intervals: bool = False) -> list[str]:
     ]
 
 
-def markdown_table(result: dict[str, Any], names: Sequence[str]) -> str:
-    """The comparison of some methods as README shows it, without the world's own signal."""
-    rows = []
-    for method in result["methods"]:
-        if method["name"] in names:
-            row = cells(method, intervals=True)[:-1]
-            row[0] += " (your sampler)" if method["name"] == "full" else ""
-            rows.append([f"**{cell}**" for cell in row] if method["name"] == "muninn" else row)
-    return markdown(headings(result)[:-1], rows)
-
-
 def print_result(console: Console, result: dict[str, Any]) -> None:
     """The comparison, one row per method."""
     name = f"{result['planner']}, {result['sampler'].upper()} {result['steps']} steps"
@@ -66,7 +52,8 @@ def print_result(console: Console, result: dict[str, Any]) -> None:
 
 def headings(result: dict[str, Any]) -> list[str]:
     """Of the columns that :func:`cells` fills."""
-    return [*HEADINGS[:5], f"beyond {result['tolerance']:g}", HEADINGS[5]]
+    beyond = f"beyond {result['tolerance']:g}"
+    return ["method", "evaluations", "p50 ms", "p99 ms", "deviation p95", beyond, "success"]
 
 
 def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:

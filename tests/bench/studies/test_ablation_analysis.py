@@ -13,7 +13,7 @@ from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Key, Raw
 
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Raw:
-    return Raw.load(write_folder(tmp_path_factory.mktemp("raw")))
+    return Raw(write_folder(tmp_path_factory.mktemp("raw")))
 
 
 # -- choices ---------------------------------------------------------------------------------

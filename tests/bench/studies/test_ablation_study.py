@@ -50,7 +50,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
-    study = Raw.load(folder)
+    study = Raw(folder)
     methods = set(study.methods)
     assert {"full", "static-0.02", "static-0.05", "adaptive-0.05", "probegate-0.05"} <= methods
     assert {"fewsteps", "fixedskip", "taylor", "probethresh", "teacache", "paper"} <= methods
@@ -65,7 +65,7 @@ def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
 
 
 def test_cells_hold_what_the_programs_did(folder: Path) -> None:
-    study = Raw.load(folder)
+    study = Raw(folder)
     for cell in study.family("fewsteps", TEST):
         assert (cell.evaluations == cell.key.settings["evaluations"]).all()
     for cell in study.family("paper", TEST):
@@ -85,12 +85,12 @@ def test_another_teacher_or_family_is_refused(folder: Path, tmp_path: Path) -> N
         next(other.network.parameters()).add_(1.0)
     with pytest.raises(InputError, match="other weights"):
         run_study("x", other, tmp_path / "copy", TINY, device="cpu", command="", progress=False)
-    study = Raw.load(folder)
+    study = Raw(folder)
     (cell, *_) = study.family("static-0.05", TEST)
     retuned = replace(cell, key=replace(cell.key, settings={**cell.key.settings, "plan": "other"}))
     save_cell(tmp_path / "copy" / "cells", retuned)
     with pytest.raises(InputError, match="two families"):
-        Raw.load(tmp_path / "copy").family("static-0.05", TEST)
+        Raw(tmp_path / "copy").family("static-0.05", TEST)
 
 
 def test_a_cell_with_too_few_calls_is_measured_again(folder: Path, tmp_path: Path) -> None:

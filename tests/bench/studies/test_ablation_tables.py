@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def raw(folder: Path) -> Raw:
-    return Raw.load(folder)
+    return Raw(folder)
 
 
 def rows_of(table: Table, **wanted: Any) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def test_a_broken_promise_is_rejected(folder: Path, tmp_path: Path) -> None:
         hard = 3 * 2.0 / count**2 * difficulty(TEST)
         key = Key("static-0.05", order, TEST, {"evaluations": count})
         save_cell(broken / "cells", make_cell(key, hard, count))
-    table = promises.promises_kept(Raw.load(broken))
+    table = promises.promises_kept(Raw(broken))
     assert "Rejected: certified cache, static plan at 0.05" in table.notes[0]
 
 
@@ -188,7 +188,7 @@ def test_results_are_complete_and_parse_back(folder: Path, tmp_path: Path) -> No
     names = write_results(folder, tmp_path)
     assert sorted(names) == sorted(path.name for path in tmp_path.iterdir())
     assert {"holm.csv", "frontier.csv", "frontier.png", "reliability.png"} <= set(names)
-    for table in all_tables(Raw.load(folder)):
+    for table in all_tables(Raw(folder)):
         with (tmp_path / f"{table.name}.csv").open() as stream:
             rows = list(csv.DictReader(stream))
         assert len(rows) == len(table.rows), table.name
@@ -201,7 +201,7 @@ def test_results_are_complete_and_parse_back(folder: Path, tmp_path: Path) -> No
                     assert float(parsed[f"{name} low"]) <= float(parsed[f"{name} high"])
     readme = (tmp_path / "README.md").read_text()
     assert "nan" not in readme.lower().replace("nano", "") and "Seed: 3" in readme
-    for table in all_tables(Raw.load(folder)):
+    for table in all_tables(Raw(folder)):
         assert f"## {table.title}" in readme
     for name in names:
         assert name == "README.md" or f"({name})" in readme
@@ -212,7 +212,7 @@ def test_results_are_complete_and_parse_back(folder: Path, tmp_path: Path) -> No
     ["static-0.05", "adaptive-0.05", "paper", "fewsteps", "full", "variant-epsilon-1-plain"],
 )
 def test_partial_folders_are_written_too(folder: Path, tmp_path: Path, kept: str) -> None:
-    for cell in Raw.load(folder).cells:
+    for cell in Raw(folder).cells:
         if cell.key.method == kept:
             save_cell(tmp_path / "raw" / "cells", cell)
     shutil.copy(folder / "study.json", tmp_path / "raw")
@@ -223,7 +223,7 @@ def test_partial_folders_are_written_too(folder: Path, tmp_path: Path, kept: str
 def test_a_small_run_says_too_few_calls(folder: Path, tmp_path: Path) -> None:
     small = tmp_path / "raw"
     shutil.copytree(folder, small)
-    for cell in Raw.load(small).cells:
+    for cell in Raw(small).cells:
         few = 40 if cell.key.stream == CALIBRATE else 24
         spent = cell.evaluations[:few]
         save_cell(small / "cells", make_cell(cell.key, cell.deviation[:few], spent))

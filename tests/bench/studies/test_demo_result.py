@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muninn_bench.report.tables import markdown_table
+from muninn_bench.report.table import markdown
+from muninn_bench.report.tables import cells, headings
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
@@ -20,6 +22,17 @@ README = (ROOT / "README.md").read_text()
 def result() -> dict[str, Any]:
     found: dict[str, Any] = json.loads((ROOT / "results/maze2d/demo.json").read_text())
     return found
+
+
+def markdown_table(result: dict[str, Any], names: Sequence[str]) -> str:
+    """Some methods as README shows them, without the world's own signal."""
+    rows = []
+    for method in result["methods"]:
+        if method["name"] in names:
+            row = cells(method, intervals=True)[:-1]
+            row[0] += " (your sampler)" if method["name"] == "full" else ""
+            rows.append([f"**{cell}**" for cell in row] if method["name"] == "muninn" else row)
+    return markdown(headings(result)[:-1], rows)
 
 
 def test_readme_shows_the_table_of_the_result(result: dict[str, Any]) -> None:

@@ -28,19 +28,12 @@ HOLM_LEVEL = 0.01
 
 @dataclass(frozen=True)
 class Choice:
-    """The member of a family that a rule chose on the calibrate stream.
+    """The member of a family that a rule chose, and its cells on both streams."""
 
-    Attributes:
-        place: its index in the family, -1 for full compute.
-        calibrate: its cell on the calibrate stream; None for full compute or no choice.
-        test: its cell on the test stream; None if there is none, then ``why`` says why.
-        why: empty, ``too few calls`` or ``not measured``.
-    """
-
-    place: int
-    calibrate: Cell | None
+    place: int  # in the family, -1 for full compute
+    calibrate: Cell | None  # None for full compute or no choice
     test: Cell | None
-    why: str = ""
+    why: str = ""  # there is no test cell: too few calls, or not measured
 
     @property
     def member(self) -> int | str | None:

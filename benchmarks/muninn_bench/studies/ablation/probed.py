@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,11 +123,9 @@ class ProbedPrograms:
 
 
 def paper_settings(calls: int, few: bool = False) -> list[dict[str, Any]]:
-    """Settings of the published method in tables (i) to (vi), each once.
+    """Settings of the published method in tables (i) to (vi), each once; calls of Algorithm 2.
 
-    Args:
-        calls: of Algorithm 2.
-        few: leave out repetitions of a sweep in other units or at another tolerance.
+    ``few`` leaves out repetitions of a sweep in other units or at another tolerance.
     """
     tolerances = grid.RISK_TOLERANCES[:1] if few else grid.RISK_TOLERANCES
     base = {
@@ -143,21 +141,13 @@ def paper_settings(calls: int, few: bool = False) -> list[dict[str, Any]]:
         "score": PROBE[1],
     }
     asked = [{"tolerance": value, "risk": risk} for value in tolerances for risk in grid.RISKS]
-
-    def every() -> Iterator[dict[str, Any]]:
-        for units in grid.UNITS:
-            for one in [*({"tolerance": value} for value in grid.TOLERANCES), *asked]:
-                yield {**base, "units": units, **one}
-        swept: list[dict[str, Any]] = [{**one, "longest_age": grid.LONGEST_AGE} for one in asked]
-        swept += [{"sensitivity": False}]
-        swept += [{"depth": depth, "score": score} for depth, score in grid.PROBES]
-        swept += [{"prefix": before, "suffix": after} for before, after in grid.FORBIDDEN]
-        swept += [{"calls": count} for count in grid.CALIBRATION_CALLS if count <= calls]
-        for units in ("mended",) if few else ("algorithm", "mended"):
-            yield from ({**base, "units": units, **one} for one in swept)
-
-    unique: list[dict[str, Any]] = []
-    for one in every():
-        if one not in unique:
-            unique.append(one)
-    return unique
+    first = [*({"tolerance": value} for value in grid.TOLERANCES), *asked]
+    swept: list[dict[str, Any]] = [{**one, "longest_age": grid.LONGEST_AGE} for one in asked]
+    swept += [{"sensitivity": False}]
+    swept += [{"depth": depth, "score": score} for depth, score in grid.PROBES]
+    swept += [{"prefix": before, "suffix": after} for before, after in grid.FORBIDDEN]
+    swept += [{"calls": count} for count in grid.CALIBRATION_CALLS if count <= calls]
+    accounts = ("mended",) if few else ("algorithm", "mended")
+    found = [{**base, "units": units, **one} for units in grid.UNITS for one in first]
+    found += [{**base, "units": units, **one} for units in accounts for one in swept]
+    return [one for place, one in enumerate(found) if one not in found[:place]]

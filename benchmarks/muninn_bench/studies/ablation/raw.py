@@ -32,18 +32,11 @@ CALIBRATE, TEST = "calibrate", "test"
 
 @dataclass(frozen=True)
 class Key:
-    """What a cell measures.
+    """What a cell measures; settings are JSON-ready and say all else that defines the program."""
 
-    Attributes:
-        method: ``static-0.05``, ``fewsteps``, ``paper``, ...
-        order: position in the method's family, 0 is the most conservative.
-        stream: ``calibrate`` or ``test``.
-        settings: everything else that defines the program, JSON-ready.
-    """
-
-    method: str
-    order: int
-    stream: str
+    method: str  # static-0.05, fewsteps, paper, ...
+    order: int  # in the method's family, 0 is the most conservative
+    stream: str  # calibrate or test
     settings: dict[str, Any] = field(default_factory=dict)
 
     def filename(self) -> str:
@@ -57,29 +50,19 @@ class Key:
 class Cell:
     """What a program did on the calls of a stream, at least one.
 
-    Attributes:
-        key: what was measured.
-        device: where.
-        deviation: from full compute, metric ``rms_step``, (calls,).
-        evaluations: of the network's core, (calls,).
-        estimate: accumulated error estimate; the paper's ``Dhat`` for its budget, (calls,).
-        collided: whether the plan enters a wall inflated by the ball's radius, (calls,).
-        success: environment's own signal when the plan is followed, (driven,); empty before.
-        evaluated: share of calls evaluated at each step, (steps,).
-        charged: mean part of the estimate charged to each step, (steps,).
-        plans: states of the first calls' plans in world units, every second frame, float16;
-            kept until they are driven.
+    The estimate is the accumulated one of the error; of the paper's budget, its ``Dhat``. Plans are
+    states of the first calls in world units, every second frame; kept until they are driven.
     """
 
     key: Key
     device: str
-    deviation: FloatArray
-    evaluations: FloatArray
-    estimate: FloatArray
-    collided: npt.NDArray[np.bool_]
-    success: npt.NDArray[np.bool_]
-    evaluated: FloatArray
-    charged: FloatArray
+    deviation: FloatArray  # from full compute, metric rms_step, (calls,)
+    evaluations: FloatArray  # of the network's core, (calls,)
+    estimate: FloatArray  # (calls,)
+    collided: npt.NDArray[np.bool_]  # with a wall inflated by the ball's radius, (calls,)
+    success: npt.NDArray[np.bool_]  # as the environment says, (driven,); empty before
+    evaluated: FloatArray  # share of calls evaluated at each step, (steps,)
+    charged: FloatArray  # mean part of the estimate charged to each step, (steps,)
     plans: npt.NDArray[np.float16]
 
 
@@ -126,36 +109,14 @@ def ghost_path(folder: Path, prefix: int, suffix: int, depth: str, score: str) -
     return folder / "ghost" / f"ghost-p{prefix}-s{suffix}-{depth}-{score}.safetensors"
 
 
-@dataclass(frozen=True, eq=False)
 class Raw:
-    """A raw folder, read.
+    """A raw folder, read; timing and overhead are empty, clearance is None, where not measured.
 
-    Attributes:
-        folder: where it lies.
-        cells: in the order of their files.
-        steps: T, of the sampler.
-        tolerances, risks: of the study, ascending.
-        confidence: of every certificate.
-        info: ``study.json``.
-        timing: ``timing.json``; empty if nothing was timed.
-        overhead: ``overhead.json``; empty if not measured.
-        clearance: smallest distance of each full test plan to a wall, metres, (calls,), or None.
+    Raises:
+        InputError: the folder holds no cells, or no word of what they are of.
     """
 
-    folder: Path
-    cells: tuple[Cell, ...]
-    steps: int
-    tolerances: list[float]
-    risks: list[float]
-    confidence: float
-    info: dict[str, Any]
-    timing: dict[str, Any]
-    overhead: dict[str, Any]
-    clearance: FloatArray | None
-
-    @classmethod
-    def load(cls, folder: Path) -> Raw:
-        """Read a folder; InputError if it holds no cells, or no word of what they are of."""
+    def __init__(self, folder: Path) -> None:
         paths = sorted((folder / "cells").glob("*.safetensors"))
         files = [folder / name for name in ("study.json", "timing.json", "overhead.json")]
         if not paths or not files[0].is_file():
@@ -163,21 +124,16 @@ class Raw:
                 f"{folder} holds no measured cell (cells/*.safetensors) or no study.json; run the "
                 "study first, or give the folder it wrote"
             )
+        self.folder, self.cells = folder, [load_cell(path) for path in paths]
         read = [json.loads(file.read_text()) if file.is_file() else {} for file in files]
-        info, timing, overhead = read
-        clearance = folder / "clearance.npy"
-        return cls(
-            folder,
-            tuple(load_cell(path) for path in paths),
-            info["steps"],
-            sorted(info["tolerances"]),
-            sorted(info["risks"]),
-            info["confidence"],
-            info,
-            timing,
-            overhead,
-            np.load(clearance).astype(np.float64) if clearance.is_file() else None,
-        )
+        self.info, self.timing, self.overhead = read
+        self.steps: int = self.info["steps"]
+        self.confidence: float = self.info["confidence"]
+        self.tolerances: list[float] = sorted(self.info["tolerances"])
+        self.risks: list[float] = sorted(self.info["risks"])
+        # Smallest distance of each full test plan to a wall, metres, (calls,).
+        path = folder / "clearance.npy"
+        self.clearance: FloatArray | None = np.load(path).astype(float) if path.is_file() else None
 
     @cached_property
     def methods(self) -> list[str]:

@@ -36,8 +36,8 @@ PROBES = (
     ("stem-1", "l2"),
 )
 SEED = 11
-TEACHERS = {"unet": "maze2d", "transformer": "maze2d-transformer"}
-"""Name in the study, name of the bundled model."""
+TEACHERS = {"diffuser": ("unet", "maze2d"), "transformer": ("transformer", "maze2d-transformer")}
+"""Of a variant of maze2d: its name in the study, and that of the bundled model."""
 
 
 @dataclass(frozen=True)
@@ -60,4 +60,4 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(16, 60, 8, 8, 60, 24, 4, 1, 32, counts=(20, 8, 4), variant_counts=(10, 5), every=4)
+SMOKE = Sizes(16, 60, 8, 8, 60, 24, 4, 1, 32, counts=(20, 8, 4), variant_counts=(10, 5), every=4)

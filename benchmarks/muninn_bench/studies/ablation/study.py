@@ -30,31 +30,20 @@ def run_study(
     *,
     device: str,
     command: str,
-    families: Path | None = None,
+    tuned: Path | None = None,
     progress: bool = True,
 ) -> None:
     """Measure every cell of a teacher that is not in the folder yet.
 
     Plans are followed only where gymnasium-robotics is installed, and times are taken on the CPU
-    only, so a study measured on a GPU is completed by running it again without one.
-
-    Args:
-        name: of the teacher.
-        teacher: the network and its coordinates.
-        folder: raw folder; what it holds already is kept.
-        sizes, device: how much is measured, and where.
-        command: to be noted beside the results.
-        families: file of families tuned before, to be used as they are; the plans of table (vii)
-            and the tuned alternatives may lie beside it.
-        progress: show progress bars.
+    only, so a study measured on a GPU is completed by running it again without one. Families, plans
+    of table (vii) and alternatives in the folder ``tuned`` are used as they are.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tuned = [] if families is None else [families]
-    if families is not None and sizes.every == 1:  # a miniature has fewer plans
-        tuned += [families.with_name("variants.json"), families.with_name("alternatives.json")]
-    for path in tuned:
-        if path.is_file():
-            shutil.copy(path, folder / path.name)
+    files = ("families.json", "variants.json", "alternatives.json")
+    for file in files if sizes.every == 1 else files[:1]:  # a miniature has fewer plans
+        if tuned is not None and (tuned / file).is_file():
+            shutil.copy(tuned / file, folder)
     with bars(progress) as task:
         bench = Workbench(teacher, sizes, torch.device(device), folder, task)
         _describe(bench, name, command)

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,28 +50,17 @@ def called(call: Callable[..., Any]) -> Run:
 
 @dataclass(frozen=True)
 class Member:
-    """A program of the study, without the calls it is measured on.
-
-    ``driven`` says whether its plans are followed in the environment as well.
-    """
+    """A program of the study, without the calls it is measured on."""
 
     method: str
     order: int
-    settings: Mapping[str, object]
+    settings: dict[str, Any]
     run: Run
-    driven: bool = True
+    driven: bool = True  # its plans are followed in the environment as well
 
 
 class Workbench:
-    """One teacher, its planner on a device, and the study's streams of calls.
-
-    Args:
-        teacher: the network and its coordinates; moved to the device.
-        sizes: calls of each stream.
-        device: where to measure.
-        folder: raw folder of this teacher.
-        task: progress bars.
-    """
+    """One teacher, moved to a device, and the study's streams of calls; its raw folder."""
 
     def __init__(
         self, teacher: Teacher, sizes: Sizes, device: torch.device, folder: Path, task: Task
@@ -84,7 +73,6 @@ class Workbench:
         self.teacher, self.planner = teacher, maze_planner(teacher)
         self.sizes, self.device, self.folder, self.task = sizes, device, folder, task
         self._paired: dict[str, PairedCalls] = {}
-        self._planned: set[str] = set()
 
     def problems(self, stream: str) -> list[MazeProblem]:
         """The problems of a stream; no stream shares one with another."""
@@ -92,28 +80,29 @@ class Workbench:
         return sample_problems(count, seed=call_seed(SEED, _STREAMS[stream]) % 2**31)
 
     def calls(self, stream: str) -> PairedCalls:
-        """The calls of a stream; full compute is run when it is asked for."""
+        """The calls of a stream; full compute is run when it is asked for, or read if kept."""
         if stream not in self._paired:
             contexts = maze_contexts(self.teacher, self.problems(stream))
             seed = call_seed(SEED, _STREAMS[stream], 1)
             paired = PairedCalls(self.planner, contexts, len(contexts), rms_step, seed)
+            if (path := self._plans(stream)).is_file():
+                paired.remember(load_file(path)["plans"].to(self.device))
             self._paired[stream] = paired
         return self._paired[stream]
+
+    def _plans(self, stream: str) -> Path:
+        return self.folder / f"full-{stream}.safetensors"
 
     def planned(self, stream: str) -> PairedCalls:
         """The calls of a stream with their full plans, made once and kept in a file."""
         paired = self.calls(stream)
-        path = self.folder / f"full-{stream}.safetensors"
-        if stream not in self._planned and path.is_file():
-            paired.remember(load_file(path)["plans"].to(self.device))
-        elif stream not in self._planned:
+        if not self._plans(stream).is_file():
             advance = self.task(f"full compute, {stream}", paired.count)
             for chosen in self._batches(paired.count):
                 paired.full(chosen)
                 advance(len(chosen))
             plans = paired.full(list(range(paired.count)))
-            write_whole(path, save({"plans": plans.cpu().contiguous()}))
-        self._planned.add(stream)
+            write_whole(self._plans(stream), save({"plans": plans.cpu().contiguous()}))
         return paired
 
     def _batches(self, count: int) -> list[list[int]]:
@@ -125,7 +114,7 @@ class Workbench:
 
         ``most`` bounds the calls; 0 takes all of the stream.
         """
-        key = Key(member.method, member.order, stream, dict(member.settings))
+        key = Key(member.method, member.order, stream, member.settings)
         path = self.folder / "cells" / key.filename()
         count = min(getattr(self.sizes, stream), most or getattr(self.sizes, stream))
         if path.is_file() and len((cell := load_cell(path)).deviation) >= count:
@@ -168,13 +157,12 @@ class Workbench:
         from muninn_bench.tasks.maze2d.rollout import follow_all
 
         paths = sorted((self.folder / "cells").glob(f"{TEST}-*.safetensors"))
-        waiting = [path for path in paths if len(load_cell(path).plans)]
         problems = self.problems(TEST)
-        advance = self.task("follow plans in the environment", len(waiting))
-        for path in waiting:
-            cell = load_cell(path)
-            success = follow_all(problems[: len(cell.plans)], _frames(cell.plans))
-            save_cell(path.parent, replace(cell, success=success, plans=cell.plans[:0]))
+        advance = self.task("follow plans in the environment", len(paths))
+        for path in paths:
+            if len((cell := load_cell(path)).plans):
+                success = follow_all(problems[: len(cell.plans)], _frames(cell.plans))
+                save_cell(path.parent, replace(cell, success=success, plans=cell.plans[:0]))
             advance(1)
 
 
@@ -190,7 +178,7 @@ def _frames(kept: npt.NDArray[np.float16]) -> FloatArray:
 def time_members(workbench: Workbench, members: Sequence[Member]) -> None:
     """Time single calls, all programs in every round, so that a slow minute is shared by all."""
     path = workbench.folder / "timing.json"
-    asked = [[member.method, member.order, dict(member.settings)] for member in members]
+    asked = [[member.method, member.order, member.settings] for member in members]
     if path.is_file() and json.loads(path.read_text()).get("members") == asked:
         return
     rounds, paired = workbench.sizes.rounds, workbench.calls(TEST)

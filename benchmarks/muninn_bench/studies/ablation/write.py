@@ -59,7 +59,7 @@ def write_results(folder: Path, out: Path) -> list[str]:
     Raises:
         InputError: the folder holds no cells.
     """
-    raw = Raw.load(folder)
+    raw = Raw(folder)
     out.mkdir(parents=True, exist_ok=True)
     for name in ("families.json", "alternatives.json"):
         if (folder / name).is_file():

@@ -24,9 +24,6 @@ class MixtureDenoiser(nn.Module):
 
     Four routes start together and fan out. Works on states (batch, ..., horizon, dim) with
     contexts (batch, ..., dim), so that many calls may also be laid out as one row.
-
-    Args:
-        schedule: tells signal and noise of each timestep.
     """
 
     alpha_bar: Tensor
@@ -75,17 +72,13 @@ class MixtureDenoiser(nn.Module):
 def mixture_planner(
     sampler_name: str, calls_per_row: int | None = None, *, steps: int = STEPS
 ) -> Planner:
-    """A planner of 8 x 2 trajectories with a DDIM or DDPM sampler.
+    """A planner of 8 x 2 trajectories with a sampler, ``ddim`` or ``ddpm``.
 
-    Args:
-        sampler_name: ``ddim`` or ``ddpm``.
-        calls_per_row: lay that many calls out as one row of shape (calls, horizon, dim). Every
-            operation of the planner acts on each call alone, so under a static plan this
-            computes the same calls without the runtime's bookkeeping per row.
-        steps: of the sampler.
+    ``calls_per_row`` lays that many calls out as one row of shape (calls, horizon, dim). A planner
+    acts on each call alone, so under a static plan this computes the same calls without the
+    runtime's bookkeeping per row.
     """
     schedule = Schedule.cosine(steps)
-    build = {"ddim": ddim, "ddpm": ddpm}[sampler_name]
-    sampler: Sampler = build(schedule, kind="sample")
+    sampler: Sampler = {"ddim": ddim, "ddpm": ddpm}[sampler_name](schedule, kind="sample")
     shape = (HORIZON, DIM) if calls_per_row is None else (calls_per_row, HORIZON, DIM)
     return Planner(MixtureDenoiser(schedule).eval(), sampler, shape)

@@ -37,18 +37,11 @@ _EXECUTED = 4  # steps of a plan that are executed before planning again
 
 @dataclass(frozen=True)
 class Options:
-    """How much is run.
+    """How much is run."""
 
-    Attributes:
-        repetitions: calibrate-then-deploy repetitions of each setting.
-        fresh: new units on which each repetition measures its realised risk.
-        trials: repetitions through the public verbs; the slow closed-loop ones run a third.
-        seed: of everything.
-    """
-
-    repetitions: int = 500
-    fresh: int = 5000
-    trials: int = 90
+    repetitions: int = 500  # calibrate-then-deploy, of each setting
+    fresh: int = 5000  # new units on which each repetition measures its realised risk
+    trials: int = 90  # through the public verbs; the slow closed-loop ones run a third
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -64,25 +57,15 @@ SMOKE = Options(repetitions=30, fresh=1000, trials=6)
 
 @dataclass(frozen=True)
 class Setting:
-    """One world of the study.
-
-    Attributes:
-        name: in file names and tables.
-        sampler: ``ddim`` or ``ddpm``.
-        unit: ``call`` (open loop) or ``episode`` (closed loop, worst of three calls).
-        order: of the forecast, in x0, with look-back.
-        anchors: of the members after full compute, conservative first.
-        tolerance: rms per time step.
-        adaptive: an adaptive family instead of the static one; bulk draws cannot run it.
-    """
+    """One world of the study."""
 
     name: str
     sampler: Literal["ddim", "ddpm"]
-    unit: UnitName
-    order: int
-    anchors: tuple[tuple[int, ...], ...]
-    tolerance: float
-    adaptive: bool = False
+    unit: UnitName  # an episode is closed loop, the worst of three calls
+    order: int  # of the forecast, in x0, with look-back
+    anchors: tuple[tuple[int, ...], ...]  # of the members after full compute, conservative first
+    tolerance: float  # rms per time step
+    adaptive: bool = False  # instead of static; bulk draws cannot run it
 
     @property
     def calls(self) -> int:
@@ -162,9 +145,7 @@ class Laboratory:
     def excess(self, starts: Tensor, noises: Sequence[Noise]) -> FloatArray:
         """Worst deviation over tolerance (units, members), member 0 being full compute.
 
-        Args:
-            starts: contexts of the first calls, (units, 2).
-            noises: of the calls of each unit, laid out as (units, 8, 2) or (1, units, 8, 2).
+        Of units that start at contexts (units, 2), with noises of their calls in turn.
         """
         excess = np.zeros((self.units, len(self._members) + 1))
         noises = [_block(noise) for noise in noises]

@@ -40,18 +40,10 @@ def true_risks(repetitions: list[Row], fresh: int) -> tuple[FloatArray, FloatArr
 def summarise(setting: str, repetitions: list[Row], fresh: int) -> list[Row]:
     """One row per size and risk, over all repetitions; NaN where certification refused.
 
-    Returns:
-        marginal_order, confident_order: order statistics; 0 means no certificate exists.
-        marginal_refused, confident_refused: repetitions that refused.
-        marginal_mean, marginal_error: mean realised risk and its standard error, the standard
-            deviation over repetitions by the root of their number. It holds both sources of
-            noise, the calibration draw and the fresh units on which a repetition is measured.
-        exact_mean, exact_error, exact_expected: the same for the randomised marginal rule, whose
-            risk is order / (size + 1), no less.
-        confident_mean: mean realised risk of the confident certificate.
-        exceeds_measured: share of repetitions whose realised risk on fresh units exceeds.
-        exceeds_true: share whose member's true risk (pooled over all repetitions) exceeds.
-        exceeds_running: the same for the risk that the proof bounds, of the member or any before.
+    An order of 0 means that no certificate exists; ``refused`` counts repetitions. ``mean`` and
+    ``error`` are of the realised risk, whose standard error holds both sources of noise, the
+    calibration draw and the fresh units of a repetition. ``exact`` is the randomised marginal rule,
+    whose risk is order / (size + 1), no less. What ``exceeds`` the risk: see :data:`EXCEEDS`.
     """
     risks, running = true_risks(repetitions, fresh)
     rows = []

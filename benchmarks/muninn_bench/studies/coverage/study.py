@@ -71,13 +71,12 @@ def run_coverage(
     with bars(progress) as task:
         for place, setting in enumerate(SETTINGS):
             laboratory = Laboratory(setting, max(SIZES) + options.fresh)
-            work = partial(_repeat, laboratory, options.seed, place)
-            count, name = options.repetitions, setting.name
-            repetitions[name] = _resumable(name, count, work, journal, task)
+            work, name = partial(_repeat, laboratory, options.seed, place), setting.name
+            repetitions[name] = _resumable(name, options.repetitions, work, journal, task)
         for trial in TRIALS:
-            count = max(2, options.trials // trial.calls)
-            work, name = partial(run_trial, trial, options.seed), f"verbs: {trial.name}"
-            trials[trial.name] = _resumable(name, count, work, journal, task)
+            work, count = partial(run_trial, trial, options.seed), options.trials // trial.calls
+            name = f"verbs: {trial.name}"
+            trials[trial.name] = _resumable(name, max(2, count), work, journal, task)
     criteria = write_report(out, options, repetitions, trials, command)
     path.unlink()
     return criteria
@@ -107,9 +106,8 @@ def _repeat(laboratory: Laboratory, seed: int, place: int, index: int) -> dict[s
 def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
     """Calibrate on the first units for every size and risk, deploy on the rest.
 
-    Args:
-        excess: (units, members); the first ``max(SIZES)`` units calibrate, the others are fresh.
-        ties: breaks ties between units that tolerate the same member.
+    Of excess (units, members), the first ``max(SIZES)`` units calibrate; ``ties`` breaks those
+    between units that tolerate the same member.
 
     Returns:
         cells: one row per size and risk: members and realised risks of the marginal and of the

@@ -42,27 +42,16 @@ _DRIVEN_FRAMES = 64
 
 @dataclass(frozen=True)
 class Scenario:
-    """One deployment. Each episode plans, drives 1.9 s of its plan, and plans again from there.
-
-    Attributes:
-        name: for tables.
-        changes: what differs from the stationary deployment, in words.
-        jitter: largest offset of starts and goals from cell centres, metres.
-        position_noise, velocity_noise: standard deviation of the state that the planner is told,
-            metres and metres per second.
-        wall: a free cell that is walled up in the world; the planner is not told.
-        mass: of the ball, as a multiple; neither controller nor planner is told.
-        half: the network runs under bfloat16 autocast, which loading does not check.
-    """
+    """One deployment. Each episode plans, drives 1.9 s of its plan, and plans again from there."""
 
     name: str
-    changes: str
-    jitter: float = maze.START_JITTER
-    position_noise: float = 0.0
-    velocity_noise: float = 0.0
-    wall: maze.Cell | None = None
-    mass: float = 1.0
-    half: bool = False
+    changes: str  # from the stationary deployment, in words
+    jitter: float = maze.START_JITTER  # largest offset of starts and goals from cell centres, m
+    position_noise: float = 0.0  # standard deviation of the state the planner is told, m
+    velocity_noise: float = 0.0  # m/s
+    wall: maze.Cell | None = None  # a free cell that is walled up; the planner is not told
+    mass: float = 1.0  # of the ball, as a multiple; neither controller nor planner is told
+    half: bool = False  # the network under bfloat16 autocast, which loading does not check
 
 
 STATIONARY = Scenario("stationary", "nothing")
@@ -160,25 +149,15 @@ def audited_contexts(
 
 @dataclass(frozen=True)
 class Options:
-    """How much is run, and what is promised.
+    """How much is run, and what is promised."""
 
-    Attributes:
-        calibration, stationary, shifted: calls to certify on, further stationary ones, and those
-            of each shift.
-        streams, audits: resampled streams, and audits in each.
-        good: audits before the change in the second kind of stream; the first has none.
-        level: of alarm and warning.
-        tolerance, risk, confidence: of the certificate.
-        seed: of everything.
-    """
-
-    calibration: int = 200
-    stationary: int = 120
-    shifted: int = 100
-    streams: int = 2000
-    audits: int = 1000
-    good: int = 200
-    level: float = 0.05
+    calibration: int = 200  # calls to certify on
+    stationary: int = 120  # further calls
+    shifted: int = 100  # calls of each shift
+    streams: int = 2000  # resampled
+    audits: int = 1000  # in each stream
+    good: int = 200  # audits before the change in the second kind of stream; the first has none
+    level: float = 0.05  # of alarm and warning
     tolerance: float = 0.002
     risk: float = 0.05
     confidence: float = 0.95
@@ -190,19 +169,12 @@ SMOKE = Options(calibration=80, stationary=40, shifted=40, streams=200, audits=3
 
 @dataclass(frozen=True)
 class Deployment:
-    """What was measured.
+    """What was measured, the stationary calls that were certified on first."""
 
-    Attributes:
-        member: certified one, at least 1: full compute needs no monitor.
-        excess: of the stationary calls, those certified on first, (calls, members after Full).
-        estimates: of the same calls under the certified member.
-        shifts: excess and estimates of each shift under the certified member.
-    """
-
-    member: int
-    excess: FloatArray
-    estimates: FloatArray
-    shifts: dict[str, tuple[FloatArray, FloatArray]]
+    member: int  # certified one, at least 1: full compute needs no monitor
+    excess: FloatArray  # of the stationary calls, (calls, members after Full)
+    estimates: FloatArray  # of the same calls under the certified member
+    shifts: dict[str, tuple[FloatArray, FloatArray]]  # excess and estimates under that member
 
     @property
     def own(self) -> FloatArray:

@@ -27,12 +27,9 @@ _POWER = (1.5, 2.0, 4.0, 10.0, 20.0)
 
 
 def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> Counts:
-    """Audits until each stream's alarm, (streams,); ``NEVER`` where there is none.
+    """Audits until each stream's alarm, (streams,), at a level; ``NEVER`` where there is none.
 
-    Args:
-        violated: outcomes of the audits in order, (streams, audits).
-        risk: promised violation rate.
-        level: probability of a false alarm.
+    ``violated`` holds the outcomes of the audits in order, (streams, audits).
     """
     streams, audits = violated.shape
     blocks = np.arange(-(-audits // BLOCK))
@@ -57,10 +54,9 @@ def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> 
 def chain_streams(
     excess: FloatArray, options: Options, generator: Generator
 ) -> tuple[npt.NDArray[np.bool_], Counts]:
-    """Calibrate on resampled units and deploy the chosen member, once per stream.
+    """Outcomes of audits (streams, audits) of members chosen on resampled units, and these.
 
-    Returns:
-        Outcomes of the audits (streams, audits), and the members chosen, 0 for full compute.
+    Each stream is calibrated on its own; 0 is full compute.
     """
     table = np.pad(excess, ((0, 0), (1, 0)))  # Full deviates by nothing
     violated = np.zeros((options.streams, options.audits), np.bool_)
