@@ -38,13 +38,9 @@ class Bound:
 
     ``m`` is an isotonic fit of the deviation on the accumulated estimate ``A``; ``quantile`` is
     the conformal residual of calls that had no part in the fit or in choosing the member.
-
-    Attributes:
-        estimate, deviation: knots of m, both increasing.
-        quantile: residual added to it.
     """
 
-    estimate: FloatArray
+    estimate: FloatArray  # knots of m, increasing like their deviation
     deviation: FloatArray
     quantile: float
 
@@ -60,61 +56,32 @@ class Bound:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A promise about one program, and everything needed to check that it is the one deployed.
+    """A promise about one program, and everything needed to check that it is the one deployed."""
 
-    Attributes:
-        identity: :meth:`Planner.identity` of the calibrated planner.
-        reference: identity of the planner whose full compute is the truth; None if its own.
-        family: the frozen family.
-        member: which one was certified; 0 is full compute.
-        tolerance: in units of the metric; None if it is a function of the context.
-        tolerance_name: its name if it is a function.
-        risk: share of units that may exceed the tolerance.
-        confidence: probability over calibrations that the risk is kept; None is marginal.
-        unit: ``call`` or ``episode``.
-        loop: ``open`` (contexts were given) or ``closed`` (each member drove its own episodes).
-        metric: name of the deviation.
-        batch_size: rows per call during calibration.
-        counts: units in the tune, certify and bound splits.
-        seed: of splits and noise.
-        realised: per scanned member: evaluations, deviation and violations on the certify split.
-        estimates: sorted accumulated estimates of the certified member on the certify split.
-        bound: per-call bound.
-        versions: libraries at calibration.
-        arithmetic: in force at calibration. Compared at every call, not when the certificate is
-            loaded: that is done outside of autocast.
-        form: :func:`muninn.context.form` of the calibrated contexts; None in an older file.
-        together: rows of one call did not influence each other, so that calls may have any number
-            of rows. Otherwise one row at a time was calibrated, and is all that may be run.
-        questions: stored questions and the network's answers to them.
-        unasked: why there are none, or None.
-        schema: of the file; 1 has neither questions nor form.
-    """
-
-    identity: dict[str, Any]
-    reference: dict[str, Any] | None
+    identity: dict[str, Any]  # of the calibrated planner
+    reference: dict[str, Any] | None  # identity of the planner that is the truth; None if its own
     family: Family
-    member: int
-    tolerance: float | None
-    tolerance_name: str | None
-    risk: float
-    confidence: float | None
-    unit: str
-    loop: str
+    member: int  # of the family that was certified; 0 is full compute
+    tolerance: float | None  # in units of the metric; None if it is a function of the context
+    tolerance_name: str | None  # of that function
+    risk: float  # share of units that may exceed the tolerance
+    confidence: float | None  # over calibrations, that the risk is kept; None is marginal
+    unit: str  # "call" or "episode"
+    loop: str  # "open": contexts were given; "closed": each member drove its own episodes
     metric: str
-    batch_size: int
-    counts: dict[str, int]
-    seed: int
-    realised: list[dict[str, Any]]
-    estimates: FloatArray
+    batch_size: int  # rows per call during calibration
+    counts: dict[str, int]  # units in the tune, certify and bound splits
+    seed: int  # of splits and noise
+    realised: list[dict[str, Any]]  # figures of each scanned member on the certify split
+    estimates: FloatArray  # accumulated ones of the certified member on that split, sorted
     bound: Bound
-    versions: dict[str, str]
-    arithmetic: Arithmetic = None
-    form: dict[str, Any] | None = None
-    together: bool = True
+    versions: dict[str, str]  # of libraries
+    arithmetic: Arithmetic = None  # compared at every call: a file is loaded outside of autocast
+    form: dict[str, Any] | None = None  # of the calibrated contexts; None in an older file
+    together: bool = True  # rows do not influence each other; else calls have one row
     questions: Questions | None = None
-    unasked: str | None = None
-    schema: int = certificate_file.SCHEMA
+    unasked: str | None = None  # why there are no questions
+    schema: int = certificate_file.SCHEMA  # 1 has neither questions nor form
 
     @property
     def program(self) -> Program:

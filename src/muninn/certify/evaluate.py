@@ -35,36 +35,23 @@ TIMED = 21  # calls of each, after one to warm up
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What fresh calls say about a promise.
-
-    Attributes:
-        promise: :meth:`Certificate.promise`.
-        unit: ``call`` or ``episode``.
-        units, violations: how many were judged, and how many went beyond the tolerance.
-        risk: share of violations that was promised.
-        interval: 95% Wilson interval of the share.
-        p_value: exact, that the share is above the risk.
-        deviation: quantiles over calls, ``p50``, ``p95``, ``p99`` and ``max``.
-        evaluations: of the certified program, in the mean; full compute takes ``steps``.
-        seconds: median of a call of one row, ``full`` and ``certified``, on the planner's engine,
-            measured in turns. Times include the check that the network matches its certificate.
-        coverage: share of units within the per-call bound; 1 - risk was promised on average.
-        seed: of the noise.
-    """
+    """What fresh calls say about a promise."""
 
     promise: str
-    unit: str
+    unit: str  # "call" or "episode"
     units: int
-    violations: int
-    risk: float
-    interval: tuple[float, float]
-    p_value: float
-    deviation: dict[str, float]
-    evaluations: float
+    violations: int  # units beyond the tolerance
+    risk: float  # share of violations that was promised
+    interval: tuple[float, float]  # 95% Wilson interval of the share
+    p_value: float  # exact, that the share is above the risk
+    deviation: dict[str, float]  # quantiles over calls: p50, p95, p99 and max
+    evaluations: float  # of the certified program, in the mean; full compute takes ``steps``
     steps: int
     seconds: dict[str, float]
-    coverage: float
-    seed: int
+    """Median of a call of one row, ``full`` and ``certified``, on the planner's engine, measured in
+    turns. Times include the check that the network matches its certificate."""
+    coverage: float  # share of units within the per-call bound; 1 - risk was promised on average
+    seed: int  # of the noise
 
     @property
     def kept(self) -> bool:

@@ -41,21 +41,13 @@ _RANDOM = (
 
 @dataclass(frozen=True)
 class Examined:
-    """What an examination found.
-
-    Attributes:
-        questions: for the certificate; None where the context cannot be kept in a file.
-        unasked: why there are none, or None.
-        together: rows of one call do not influence each other.
-        repeats: full compute gives the same bits twice.
-        left_out: paths to what the network rewrites by itself: no part of its identity.
-    """
+    """What an examination found."""
 
     questions: Questions | None
-    unasked: str | None
-    together: bool
-    repeats: bool
-    left_out: list[str] = field(default_factory=list)
+    unasked: str | None  # why there are no questions
+    together: bool  # rows of one call do not influence each other
+    repeats: bool  # full compute gives the same bits twice
+    left_out: list[str] = field(default_factory=list)  # what the network rewrites by itself
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the journal."""

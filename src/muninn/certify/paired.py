@@ -78,27 +78,16 @@ class Measured(NamedTuple):
 
 @dataclass(eq=False)
 class PairedCalls:
-    """A set of calls whose full trajectories are computed once and compared with many programs.
+    """A set of calls whose full trajectories are computed once and compared with many programs."""
 
-    Attributes:
-        planner: the planner whose programs are measured.
-        context: batched context of all calls, or None.
-        count: number of calls; the rows of the context.
-        metric: deviation.
-        seed: noise of call i is a function of (seed, i) alone.
-        reference: planner whose full trajectory is the truth; ``planner`` itself if None.
-        batch: calls that are run together.
-        known: full trajectories by call, as far as they were computed.
-    """
-
-    planner: Planner
-    context: Context
-    count: int
+    planner: Planner  # its programs are measured
+    context: Context  # batched, of all calls, or None
+    count: int  # of calls; the rows of the context
     metric: Metric
-    seed: int
-    reference: Planner | None = None
-    batch: int = 32
-    known: dict[int, Tensor] = field(default_factory=dict)
+    seed: int  # noise of call i is a function of (seed, i) alone
+    reference: Planner | None = None  # its full trajectory is the truth; the planner's own if None
+    batch: int = 32  # calls that are run together
+    known: dict[int, Tensor] = field(default_factory=dict)  # full trajectories computed so far
 
     def __post_init__(self) -> None:
         rows = batch_size(self.context)

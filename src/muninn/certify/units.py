@@ -46,19 +46,12 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Calls of one unit under one program: one number per call.
+    """Calls of one unit under one program: one number per call."""
 
-    Attributes:
-        deviation: from full compute, in the metric.
-        tolerance: of the call.
-        estimate: accumulated error estimate.
-        evaluations: denoiser evaluations.
-    """
-
-    deviation: list[float]
+    deviation: list[float]  # from full compute, in the metric
     tolerance: list[float]
-    estimate: list[float]
-    evaluations: list[int]
+    estimate: list[float]  # accumulated error estimate
+    evaluations: list[int]  # of the denoiser
 
     @property
     def excess(self) -> float:
@@ -142,9 +135,7 @@ class ClosedLoop:
     unit: UnitName
     seed: int
     reference: Planner
-    form: dict[str, Any] | None = None
-    """Of every context, known after the examples."""
-
+    form: dict[str, Any] | None = None  # of every context, known after the examples
     loop: ClassVar[str] = "closed"
     chunk: ClassVar[int] = 1
     known: ClassVar[dict[int, Tensor]] = {}  # every program meets states of its own

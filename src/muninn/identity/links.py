@@ -31,26 +31,18 @@ _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}  # whose code holds no
 class Link(NamedTuple):
     """One way on from an object.
 
-    Attributes:
-        part: where it leads.
-        owner, key: where the part is looked up; without an owner it stays what it is.
-        attribute: the key is the name of an attribute, not of an item.
-        distance: 0 for what an object cannot do without: its code, its layers.
-        identified: certificates follow it. They go on following the same ones, or those that were
-            made before would be refused.
-        named: one of many names of a namespace, most of which lead nowhere.
-        read: what it leads to is read there; not so for a global that shares its name with an
-            attribute.
+    Certificates follow links that are ``identified``, and go on following the same ones: those
+    that were made before would be refused otherwise.
     """
 
-    part: Any
-    owner: Any = None
+    part: Any  # where it leads
+    owner: Any = None  # where the part is looked up; without an owner it stays what it is
     key: Any = None
-    attribute: bool = False
-    distance: int = 1
+    attribute: bool = False  # the key is the name of an attribute, not of an item
+    distance: int = 1  # 0 for what an object cannot do without: its code, its layers
     identified: bool = True
-    named: bool = False
-    read: bool = True
+    named: bool = False  # one of many names of a namespace, most of which lead nowhere
+    read: bool = True  # not so for a global that only shares its name with an attribute
 
     def skipped(self, skip: Collection[Hashable]) -> bool:
         """Whether ``skip`` names what it leads to, or its place: the owner's identity, the key."""
