@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from muninn.certify import certificate_file
+from muninn.certify.metrics import Metric, Tolerance, metric_name, resolve
 from muninn.certify.questions import Questions
 from muninn.certify.unchecked import UNCHECKED
-from muninn.errors import CertificateError, MuninnError
+from muninn.errors import CertificateError, InputError, MuninnError
 from muninn.identity.arithmetic import Arithmetic
 from muninn.identity.comparison import differences, generation, older
 from muninn.model.planner import Planner
@@ -111,6 +112,31 @@ class Certificate:
             f"{who} from full compute by more than {size} ({self.metric}), {certainty}, for "
             f"contexts like those calibrated ({self.loop} loop)."
         )
+
+    def terms(
+        self, metric: str | Metric | None, tolerance: Tolerance | None
+    ) -> tuple[Metric, Tolerance]:
+        """Metric and tolerance of the promise; functions that are the user's own are given.
+
+        Raises:
+            InputError: a function is missing, or is another one.
+        """
+        try:
+            name, deviation = resolve(self.metric if metric is None else metric)
+        except InputError as error:
+            raise InputError(
+                f"{error}; the promise is in {self.metric!r}: pass the function as metric="
+            ) from error
+        if name != self.metric:
+            raise InputError(f"the promise is in {self.metric!r}, got {name!r}")
+        limit = self.tolerance if tolerance is None else tolerance
+        promised = self.tolerance_name if self.tolerance is None else self.tolerance
+        if limit is None or (metric_name(limit) if callable(limit) else limit) != promised:
+            raise InputError(
+                f"the promise has the tolerance {promised!r}, got {limit!r}; pass the one that it "
+                "was calibrated with as tolerance="
+            )
+        return deviation, limit
 
     # -- matching ----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch
 from muninn.certify.cached import CachedPlanner, cache
 from muninn.certify.calibrate import whole
 from muninn.certify.certificate import Certificate
-from muninn.certify.metrics import Metric, Tolerance, metric_name, resolve
+from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.risk import excess_p_value, units_needed, wilson
 from muninn.certify.sources import gather
 from muninn.certify.stored_context import restore
@@ -108,13 +108,7 @@ def evaluate(
     seed = made.seed + 1 if seed is None else whole("seed", seed)
     contexts = gather(contexts) if isinstance(contexts, Iterator) else contexts
     _require_fresh(made, contexts, seed)
-    name, deviation = resolve(made.metric if metric is None else metric)
-    if name != made.metric:
-        raise InputError(f"the promise is in {made.metric}, got the metric {name}")
-    limit = made.tolerance if tolerance is None else tolerance
-    promised = made.tolerance_name if made.tolerance is None else made.tolerance
-    if limit is None or (metric_name(limit) if callable(limit) else limit) != promised:
-        raise InputError(f"the promise has the tolerance {promised}, got {limit}; pass that one")
+    deviation, limit = made.terms(metric, tolerance)
     truth = None if reference is None else reference.identity()
     if found := differences("", {"reference": made.reference}, {"reference": truth}):
         raise CertificateError(f"reference: {'; '.join(found)}; pass the one of calibration")

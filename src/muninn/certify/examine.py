@@ -17,7 +17,7 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
-from muninn.certify.paired import require_finite
+from muninn.certify.paired import full_compute
 from muninn.certify.questions import LIMITS, SPREADS, Asked, Questions, apart, machine
 from muninn.certify.stored_context import Arrays, UnstorableError, restore, store
 from muninn.context import Context, concatenate, select
@@ -102,7 +102,7 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
             if step in steps:
                 states[step] = x.clone()
 
-        plans = require_finite(planner.sample(context, noise=noise, visit=visit))
+        plans = full_compute(planner, context, noise, visit)
         precision = _precision(planner, arithmetic(planner.device))
         repeats = _repeats(plans, planner.sample(context, noise=noise), precision)
         told = torch.cat([planner.timestep(step, 1) for step in steps])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -30,17 +31,18 @@ def call_seed(seed: int, *position: int) -> int:
     return int(entropy[0]) << 31 | int(entropy[1]) >> 1
 
 
-def full_compute(reference: Planner, context: Context, noise: Noise) -> Tensor:
+def full_compute(
+    reference: Planner,
+    context: Context,
+    noise: Noise,
+    visit: Callable[[int, Tensor], None] | None = None,
+) -> Tensor:
     """Trajectories of full compute, the noise cast to the reference's precision.
 
     Raises:
-        DenoiserError: a trajectory is not finite.
+        DenoiserError: a trajectory is not finite; no cache is calibrated against NaN.
     """
-    return require_finite(reference.sample(context, noise=noise.to(reference.dtype)))
-
-
-def require_finite(trajectories: Tensor) -> Tensor:
-    """The trajectories of full compute, or a DenoiserError: no cache is calibrated against NaN."""
+    trajectories = reference.sample(context, noise=noise.to(reference.dtype), visit=visit)
     if not torch.isfinite(trajectories).all():
         raise DenoiserError(
             "full compute gives a trajectory that is not finite; check the network before "
@@ -131,15 +133,6 @@ class PairedCalls:
             rows = [row.clone() for row in full_compute(truth, self.contexts(missing), noise)]
             self.known.update(zip(missing, rows, strict=True))
         return torch.stack([self.known[call] for call in calls])
-
-    def remember(self, trajectories: Tensor) -> None:
-        """Take the full trajectories of all calls, (count, ...), from an earlier run."""
-        if len(trajectories) != self.count:
-            raise InputError(
-                f"got {len(trajectories)} full trajectories for {self.count} calls; they must be "
-                "those of the same calls"
-            )
-        self.known = dict(enumerate(trajectories))
 
     def measure(self, program: Program, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""

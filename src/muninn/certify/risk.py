@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
 from muninn.errors import CalibrationError, InputError
@@ -128,16 +127,6 @@ def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> 
     if accepted == 0:
         raise CalibrationError(FULL_EXCEEDS)
     return accepted - 1
-
-
-def tolerated(excess: FloatArray) -> npt.NDArray[np.int64]:
-    """Most aggressive member that each unit tolerates with all before it, (units,); -1 if none.
-
-    The ``rank``-th smallest of these is what :func:`choose_member` returns.
-    """
-    within = np.maximum.accumulate(excess, axis=1) <= 1.0
-    counts: npt.NDArray[np.int64] = within.sum(axis=1)
-    return counts - 1
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

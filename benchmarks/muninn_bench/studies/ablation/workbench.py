@@ -105,7 +105,7 @@ class Workbench:
         paired = self.calls(stream)
         path = self.folder / f"full-{stream}.safetensors"
         if stream not in self._planned and path.is_file():
-            paired.remember(load_file(path)["plans"].to(self.device))
+            paired.known = dict(enumerate(load_file(path)["plans"].to(self.device)))
         elif stream not in self._planned:
             advance = self.task(f"full compute, {stream}", paired.count)
             for chosen in self._batches(paired.count):
