@@ -167,11 +167,8 @@ class Certificate:
     def other_answers(self, planner: Planner, after: Callable[[], None] | None = None) -> list[str]:
         """Ask the network the stored questions; how its answers differ, or [].
 
-        Its buffers and all random generators are left as they were.
-
-        Args:
-            planner: what is to be deployed.
-            after: called whenever the network has answered.
+        Its buffers and all random generators are left as they were. ``after`` is called whenever
+        the network has answered.
         """
         if self.questions is None:
             return []

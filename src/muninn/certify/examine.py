@@ -78,12 +78,9 @@ def require_eval(planner: Planner, name: str = "the planner") -> None:
 
 
 def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -> Examined:
-    """Run a planner on some calls, twice, alone and in other company, and keep its answers.
+    """Run a planner on up to :data:`CALLS` calls, twice, alone and in other company.
 
-    Args:
-        planner: what will be deployed.
-        context, noise: of up to :data:`CALLS` calls.
-        batch_size: calls that calibration runs together.
+    ``batch_size`` is the number of calls that calibration runs together.
 
     Raises:
         InputError: the network is in train mode.
@@ -117,11 +114,10 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
 
 def _precision(planner: Planner, in_force: Arithmetic) -> str:
     """The coarsest precision that a network computes with, as far as can be seen."""
-    weights = [w for w in Snapshot(planner.denoiser).tensors if w.is_floating_point()]
-    found = {str(tensor.dtype).removeprefix("torch.") for tensor in weights}
-    found |= {str(planner.dtype).removeprefix("torch.")}
+    weights = [w.dtype for w in Snapshot(planner.denoiser).tensors if w.is_floating_point()]
+    found = {str(dtype).removeprefix("torch.") for dtype in (planner.dtype, *weights)}
+    found.add((in_force or {}).get("autocast", ""))
     settings = switches(in_force)
-    found |= {value for name, value in (in_force or {}).items() if name == "autocast"}
     if settings and settings != {"cudnn_tf32": False}:
         found.add("bfloat16" if planner.device.type == "cpu" else "tf32")
     if planner.device.type == "cuda" and settings.get("cudnn_tf32", True):

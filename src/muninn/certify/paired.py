@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -49,6 +51,27 @@ def full_compute(
             "calibrating a cache for it"
         )
     return trajectories
+
+
+def median_seconds(
+    runs: Sequence[Callable[..., object]], context: Context, noise: Noise
+) -> list[float]:
+    """Median seconds of a call of one row by each of some runs, in turns; the first row warms up.
+
+    Every round begins with the other end of the runs.
+    """
+    device = noise.initial.device
+    turns: list[tuple[Callable[..., object], list[float]]] = [(run, []) for run in runs]
+    for row in range(len(noise.initial)):
+        place = torch.tensor([row], device="cpu")  # rows of their own: a network may write there
+        one, drawn = select(context, place), noise.select(place)
+        for run, spent in turns if row % 2 else turns[::-1]:
+            began = time.perf_counter()
+            run(one, noise=drawn)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            spent.append(time.perf_counter() - began)
+    return [statistics.median(spent[1:] or spent) for _, spent in turns]
 
 
 class Runtimes(dict[Program, Runtime]):

@@ -113,10 +113,7 @@ class Questions:
     ) -> str | None:
         """Ask again; how the answers differ, in words, or None if only by rounding.
 
-        Args:
-            planner: what is to be deployed.
-            in_force: the arithmetic of the certificate.
-            after: called whenever the network has answered.
+        ``in_force`` is the certificate's; ``after`` is called whenever the network has answered.
         """
         denoiser, device = planner.denoiser, planner.device
         asked = Asked(

@@ -65,12 +65,8 @@ class Candidate(NamedTuple):
 class Search:
     """Scores programs on tuning calls, and finds static and adaptive families by their scores.
 
-    Args:
-        paired: the tuning calls.
-        tolerance: as in :func:`muninn.calibrate`.
-        share: of calls that may exceed it.
-        journal: keeps every score, so that nothing runs twice.
-        advance: told of every program that was scored.
+    A ``share`` of the calls may exceed the tolerance. The journal keeps every score, so that
+    nothing runs twice; ``advance`` is told of each.
     """
 
     def __init__(

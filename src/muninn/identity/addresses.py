@@ -15,13 +15,9 @@ _dtype = operator.attrgetter("dtype")
 
 
 class Held:
-    """A snapshot of some callables, and a hold on the memory of their tensors.
+    """A :class:`Snapshot` of some callables, and a hold on the memory of their tensors.
 
     An address that is still in use here cannot have been given to another tensor.
-
-    Args:
-        roots: the callables; None is passed by.
-        skip: places to ignore, as :meth:`Snapshot.rewritten` names them.
     """
 
     def __init__(self, *roots: Any, skip: Collection[Hashable] = ()) -> None:
@@ -50,10 +46,8 @@ class Addresses(Held):
     gives other addresses; changing values in place does not. Modules, hooks, arrays and callables
     count by identity, and so does train mode.
 
-    Args:
-        roots: the callables; None is passed by.
-        rerun: runs the callables once more. Attributes that they replace then (attention maps,
-            say) are ignored: a graph writes them before it reads them.
+    ``rerun`` runs the callables once more. Attributes that they replace then (attention maps, say)
+    are ignored: a graph writes them before it reads them.
     """
 
     def __init__(self, *roots: Any, rerun: Callable[[], Any] | None = None) -> None:

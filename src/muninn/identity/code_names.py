@@ -1,4 +1,4 @@
-"""The names that compiled code uses: of globals that it reads, of modules, of anything."""
+"""The names that compiled code uses, functions inside of it included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import CodeType
 
 @functools.lru_cache(maxsize=65536)
 def global_names(code: CodeType) -> frozenset[str]:
-    """Names that code looks up globally, functions inside of it included."""
+    """Names that code looks up globally."""
     return _named_by(code, ("LOAD_GLOBAL", "LOAD_NAME"))
 
 
@@ -20,7 +20,7 @@ def imported_names(code: CodeType) -> frozenset[str]:
 
 
 def all_names(code: CodeType) -> set[str]:
-    """Every name in code: of globals, attributes and imports, functions inside of it included."""
+    """Every name in code: of globals, attributes and imports."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return set(code.co_names).union(*map(all_names, inner))
 

@@ -154,13 +154,10 @@ def _of_class(kind: type) -> Iterator[Link]:
             space = vars(base)
             for name, part in space.items():
                 code = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
-                if code is part and isinstance(code, FunctionType):
-                    yield Link(code, space, name, distance=0, identified=False, named=True)
-                elif isinstance(code, FunctionType):
+                if code is not part and isinstance(code, FunctionType):
                     yield Link(code, distance=0, identified=False)
-                    yield Link(part, space, name, identified=False, named=True)
-                else:
-                    yield Link(part, space, name, identified=False, named=True)
+                distance = 0 if isinstance(part, FunctionType) else 1
+                yield Link(part, space, name, distance=distance, identified=False, named=True)
 
 
 def from_library(thing: Any) -> bool:
@@ -171,17 +168,11 @@ def from_library(thing: Any) -> bool:
 def _of_module(module: nn.Module) -> Iterator[Link]:
     """Weights, buffers, submodules, and whatever else is an attribute of a module."""
     own = vars(module)
-    parameters, buffers, modules = module._parameters, module._buffers, module._modules
-    for name, weight in parameters.items():
-        yield Link(weight, parameters, name, distance=0)
-    for name, buffer in buffers.items():
-        yield Link(buffer, buffers, name, distance=0)
-    for name, child in modules.items():
-        yield Link(child, modules, name, distance=0)
+    for held in (module._parameters, module._buffers, module._modules):
+        yield from (Link(part, held, name, distance=0) for name, part in held.items())
     for name, part in own.items():
-        empty = (
-            name in _MODULE and isinstance(part, dict | set) and not part
-        )  # hooks, nearly always
+        # Hooks, nearly always.
+        empty = name in _MODULE and isinstance(part, dict | set) and not part
         stands_in = getattr(type(part), "stands_in", False)  # for a method, in a cached policy
         if not (empty or stands_in is True or name in _ELSEWHERE):
             yield Link(part, own, name, identified=False)

@@ -32,12 +32,7 @@ class Watch(Held):
     everything within reach by plain settings.
 
     The memory of tensors is held: of a network that was moved, the old storage stays alive until
-    it has been identified again.
-
-    Args:
-        denoiser: the callable.
-        condition: of the planner, or None.
-        skip: places that the network rewrites by itself, which are ignored.
+    it has been identified again. ``skip`` names places that the network rewrites by itself.
     """
 
     def __init__(
@@ -62,12 +57,9 @@ class Watch(Held):
     def change(self, since: Any = None) -> Callable[[], Change | None]:
         """Look now; the function that is returned says what has changed, or None.
 
-        On a GPU the numbers of the weights are compared there, beside whatever the device does,
-        and only the function waits for them. Writes through ``.data`` that leave these numbers of
-        every weight alone are not seen.
-
-        Args:
-            since: from :meth:`mark`; now by default.
+        On a GPU the numbers of the weights are compared there as they are after ``since`` (from
+        :meth:`mark`, or now), beside whatever the device does; only the function waits for them.
+        Writes through ``.data`` that leave these numbers of every weight alone are not seen.
         """
         found = self._change_here()
         if found is not None:
