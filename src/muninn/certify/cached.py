@@ -12,13 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from muninn.certify.certificate import Certificate
+from muninn.certify.certificate import Certificate, differences
 from muninn.context import Context, form
 from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import OnFailure, Runtime, log_once
 from muninn.errors import CertificateError, InputError
 from muninn.identity.arithmetic import arithmetic, switches
-from muninn.identity.comparison import differences
 from muninn.identity.snapshot import Places, Snapshot
 from muninn.identity.watch import Watch, in_train_mode
 from muninn.model.planner import Noise, Planner

@@ -18,7 +18,6 @@ from muninn.certify.questions import Questions
 from muninn.certify.unchecked import UNCHECKED
 from muninn.errors import CertificateError, InputError, MuninnError
 from muninn.identity.arithmetic import Arithmetic
-from muninn.identity.comparison import differences, generation, older
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.plan import Family, Program
@@ -153,14 +152,14 @@ class Certificate:
         What the calibrated network was seen to rewrite by itself is left out.
         """
         if self.schema == 1:
-            here = older(planner.identity(older=True))
+            here = _older(planner.identity(older=True))
         else:
             here = planner.identity(self.identity["model"].get("left_out", ()))
         found = differences("", self.identity, here)
         now = library_versions()
         for library in ("muninn", "torch"):
             was, is_now = self.versions[library], now[library]
-            if generation(was) != generation(is_now):
+            if _generation(was) != _generation(is_now):
                 found.append(f"versions.{library}: certificate {was}, here {is_now}")
         return found
 
@@ -252,3 +251,28 @@ _PLAIN = (
     "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions", "schema",
 )  # fmt: skip
 _SINCE_2 = ("form", "together", "unasked")
+
+
+def _generation(version: str) -> list[str]:
+    """The part of a version within which nothing that matters changes; 0.x counts x."""
+    parts = version.split(".")
+    return parts[:2] if parts[0] == "0" else parts[:1]
+
+
+def differences(prefix: str, was: Any, now: Any, whose: str = "planner") -> list[str]:
+    """Places in which two nests of plain values differ, in words."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        found = []
+        for key in sorted(was.keys() | now.keys()):
+            found += differences(f"{prefix}.{key}".lstrip("."), was.get(key), now.get(key), whose)
+        return found
+    return [] if was == now else [f"{prefix}: certificate {was}, {whose} {now}"]
+
+
+def _older(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity as schema 1 knew it: samplers without the digest of their table."""
+    return {
+        key: _older(value) if isinstance(value, dict) else value
+        for key, value in identity.items()
+        if key not in ("table", "condition_table", "left_out")
+    }

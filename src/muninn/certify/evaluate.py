@@ -12,7 +12,7 @@ import torch
 
 from muninn.certify.cached import cache
 from muninn.certify.calibrate import whole
-from muninn.certify.certificate import Certificate
+from muninn.certify.certificate import Certificate, differences
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import median_seconds
 from muninn.certify.risk import excess_p_value, units_needed, wilson
@@ -22,7 +22,6 @@ from muninn.certify.units import Episodes, Outcome, UnitName, units_of
 from muninn.context import Context, tensors
 from muninn.engines.choose import runtime_for
 from muninn.errors import CertificateError, InputError
-from muninn.identity.comparison import differences
 from muninn.model.planner import Planner
 from muninn.progress import bars
 

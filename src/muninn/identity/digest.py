@@ -37,8 +37,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from muninn.errors import CalibrationError, InputError
-from muninn.identity.code_names import all_names, global_names, imported_names
-from muninn.identity.links import of_slots
+from muninn.identity.links import all_names, global_names, imported_names, of_slots
 
 NAME = "muninn_identity"
 """The attribute by which a user names what cannot be hashed: a string, or a method for one."""

@@ -8,17 +8,16 @@ graphs watch all of them (:class:`muninn.identity.snapshot.Snapshot`).
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import sys
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
-
-from muninn.identity.code_names import global_names, imported_names
 
 COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module stays what it is
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
@@ -177,3 +176,30 @@ def _of_module(module: nn.Module) -> Iterator[Link]:
         if not (empty or stands_in is True or name in _ELSEWHERE):
             yield Link(part, own, name, identified=False)
     yield Link(type(module), distance=0, identified=False)
+
+
+# -- names that compiled code uses, functions inside of it included --------------------------------
+
+
+@functools.lru_cache(maxsize=65536)
+def global_names(code: CodeType) -> frozenset[str]:
+    """Names that code looks up globally."""
+    return _named_by(code, ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+@functools.lru_cache(maxsize=65536)
+def imported_names(code: CodeType) -> frozenset[str]:
+    """Modules that code imports by itself."""
+    return _named_by(code, ("IMPORT_NAME",))
+
+
+def all_names(code: CodeType) -> set[str]:
+    """Every name in code: of globals, attributes and imports."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(all_names, inner))
+
+
+def _named_by(code: CodeType, operations: tuple[str, ...]) -> frozenset[str]:
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(found.union(*(_named_by(constant, operations) for constant in inner)))

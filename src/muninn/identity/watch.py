@@ -1,4 +1,4 @@
-"""Whether a deployed network is still what it was: one watch for every way to switch a cache on."""
+"""Whether a network is still what it was: for graphs that captured it, for deployed planners."""
 
 from __future__ import annotations
 
@@ -12,15 +12,69 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from muninn.identity.addresses import Held
 from muninn.identity.digest import tensor_bytes
 from muninn.identity.links import identified
-from muninn.identity.snapshot import DEPTH, Snapshot, has_memory
+from muninn.identity.snapshot import DEPTH, Places, Snapshot, has_memory
 
 NUMBERS = 8  # in a row that are looked at, because torch does not count writes through ``.data``
 _writes = operator.attrgetter("_version")  # in place
+_dtype = operator.attrgetter("dtype")
 
 Change = Literal["code", "weights or settings"]
+
+
+class Held:
+    """A :class:`Snapshot` of some callables, and a hold on the memory of their tensors.
+
+    An address that is still in use here cannot have been given to another tensor.
+    """
+
+    def __init__(self, *roots: Any, skip: Collection[Hashable] = ()) -> None:
+        self._roots = roots
+        self._skip = skip
+        self._snapshot = self._look()
+        self._held = [tensor.detach() for tensor in self._snapshot.tensors]
+        self._dtypes = list(map(_dtype, self._held))
+
+    def _look(self) -> Snapshot:
+        return Snapshot(*self._roots, skip=self._skip)
+
+    def _same_memory(self) -> bool:
+        tensors = self._snapshot.tensors
+        try:
+            same = all(map(Tensor.is_set_to, tensors, self._held))
+        except RuntimeError:  # on another device, or replaced by one that has no address
+            return False
+        return same and list(map(_dtype, tensors)) == self._dtypes
+
+
+class Addresses(Held):
+    """The memory of all tensors that some callables reach.
+
+    Moving a network, changing its dtype, assigning to its weights or putting another in its place
+    gives other addresses; changing values in place does not. Modules, hooks, arrays and callables
+    count by identity, and so does train mode.
+
+    ``rerun`` runs the callables once more. Attributes that they replace then (attention maps, say)
+    are ignored: a graph writes them before it reads them.
+    """
+
+    def __init__(self, *roots: Any, rerun: Callable[[], Any] | None = None) -> None:
+        skip: Places = {}
+        if rerun is not None:
+            before = Snapshot(*roots)
+            rerun()
+            skip = before.replaced()
+        super().__init__(*roots, skip=skip)
+
+    def unchanged(self) -> bool:
+        """Whether every tensor is where it was; a fraction of a microsecond for each."""
+        if not self._snapshot.intact():
+            now, was = self._look(), self._snapshot
+            if now.modes != was.modes or _captured(now) != _captured(was):
+                return False
+            self._snapshot = now  # a place may have changed, yet hold the same memory
+        return self._same_memory()
 
 
 class Watch(Held):
@@ -146,6 +200,14 @@ def _memory(parts: Iterable[Any]) -> set[int]:
     ]
     tensors = [value for state in states for value in state if isinstance(value, Tensor)]
     return {tensor.data_ptr() for tensor in tensors if has_memory(tensor)}
+
+
+def _captured(snapshot: Snapshot) -> list[int]:
+    """Identities of what a captured call runs or reads; plain settings are no part of it."""
+    counted = [
+        part for part in snapshot.objects if callable(part) or isinstance(part, Tensor | np.ndarray)
+    ]
+    return [id(part) for part in (*snapshot.code, *counted)]
 
 
 def _counted(weights: list[Tensor]) -> list[Tensor]:
