@@ -37,10 +37,6 @@ class CachedPlanner:
     It compares every call with the certificate: arithmetic and context before the call runs, the
     network while the device is busy with it. ``on_mismatch`` says what happens to a call that
     does not fit; the next one that fits is cached again.
-
-    Attributes:
-        planner: the user's planner, untouched.
-        certificate: the promise, or None where full compute runs instead.
     """
 
     def __init__(
@@ -53,8 +49,8 @@ class CachedPlanner:
         on_mismatch: OnMismatch = "error",
         state: State = dict,
     ) -> None:
-        self.planner = planner
-        self.certificate = certificate
+        self.planner = planner  # the user's, untouched
+        self.certificate = certificate  # None where full compute runs instead
         self.on_mismatch = on_mismatch
         self._state = state
         self._watch: Watch | None = None

@@ -130,7 +130,7 @@ def evaluate(
             outcomes += units.measure(made.program, chunk)
             advance(len(chunk))
     violations = sum(outcome.excess > 1.0 for outcome in outcomes)
-    deviation = np.concatenate([outcome.deviation for outcome in outcomes])
+    deviations = np.concatenate([outcome.deviation for outcome in outcomes])
     covered = [np.all(each.deviation <= made.bound(np.array(each.estimate))) for each in outcomes]
     marginal_units = made.counts["certify"] if made.confidence is None else None
     return Evaluation(
@@ -142,7 +142,7 @@ def evaluate(
         interval=wilson(violations, units.count),
         p_value=excess_p_value(violations, units.count, made.risk, marginal_units),
         deviation={
-            name: float(np.quantile(deviation, share))
+            name: float(np.quantile(deviations, share))
             for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items()
         },
         evaluations=float(np.concatenate([each.evaluations for each in outcomes]).mean()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -130,10 +130,6 @@ class PairedCalls:
             raise InputError("tuning needs at least one call")
         context = None if isinstance(calls, int) else calls
         return cls(planner, context, count, resolve(metric)[1], seed)
-
-    def part(self, calls: list[int], seed: int) -> PairedCalls:
-        """Some of the calls, with other noise."""
-        return replace(self, context=self.contexts(calls), count=len(calls), seed=seed, known={})
 
     def noise(self, calls: list[int]) -> Noise:
         """The noise of some calls."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -121,7 +121,8 @@ class OpenLoop:
     def for_tuning(self, units: Sequence[int]) -> PairedCalls:
         """The calls of the tuning units, with noise of their own."""
         calls = [call for unit in units for call in self._calls[unit]]
-        return self.paired.part(calls, call_seed(self.paired.seed, 1))
+        seed, context = call_seed(self.paired.seed, 1), self.paired.contexts(calls)
+        return replace(self.paired, context=context, count=len(calls), seed=seed, known={})
 
 
 @dataclass(eq=False)

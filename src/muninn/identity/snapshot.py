@@ -88,7 +88,11 @@ class Snapshot:
             if not self._enter(part, sized):
                 continue
             library = isinstance(part, FunctionType) and from_library(part)
-            for link in _onward(part):
+            try:
+                onward = list(links(part))
+            except Exception:  # the object's own, and none of a network's: a dead proxy, say
+                continue
+            for link in onward:
                 if not link.read or (library and link.named) or link.skipped(skip):
                     continue
                 if self._follow(part, link):
@@ -213,14 +217,6 @@ class Snapshot:
         written += [array for array, was in pairs if _content(array) != was]
         places = [link for part in written for link in self._owners[id(part)]]
         return {**self.replaced(), **{(id(link.owner), link.key): link.owner for link in places}}
-
-
-def _onward(part: Any) -> list[Link]:
-    """Where to go on from an object; nowhere from what cannot be looked into."""
-    try:
-        return list(links(part))
-    except Exception:  # the object's own, and none of a network's: a dead proxy, say
-        return []
 
 
 def has_memory(tensor: Tensor) -> bool:

@@ -175,17 +175,13 @@ class Watch(Held):
 
 def in_train_mode(denoiser: Any) -> str | None:
     """The type of a module in train mode that a denoiser reaches, or None."""
-    for module in Snapshot(denoiser).modules:
-        if module.training and _mode_matters(module):
+    dropouts = nn.modules.dropout._DropoutNd
+    for module in filter(operator.attrgetter("training"), Snapshot(denoiser).modules):
+        # Activations may be: libraries keep them as globals, in train mode since they were made.
+        weights = [*module.parameters(), *module.buffers()]
+        if weights or any(isinstance(part, dropouts) for part in module.modules()):
             return type(module).__qualname__
     return None
-
-
-def _mode_matters(module: nn.Module) -> bool:
-    """Not so for activations that libraries keep as globals, in train mode since they were made."""
-    dropouts = nn.modules.dropout._DropoutNd
-    weights = [*module.parameters(), *module.buffers()]
-    return bool(weights) or any(isinstance(part, dropouts) for part in module.modules())
 
 
 def reaches(denoiser: Any, module: nn.Module) -> bool:
