@@ -86,14 +86,10 @@ class OpenLoop:
         if labels is not None:
             of = np.asarray(labels)
             self._calls = [np.flatnonzero(of == label).tolist() for label in np.unique(of)]
+        self.known = self.paired.known  # full trajectories, as far as they were computed
         self.form: dict[str, Any] | None = form(self.paired.context)
         self.count = len(self._calls)
         self.chunk = max(1, self.paired.batch // max(len(calls) for calls in self._calls))
-
-    @property
-    def known(self) -> dict[int, Tensor]:
-        """Full trajectories, as far as they were computed."""
-        return self.paired.known
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
         """Outcomes of some units, in order, their calls run in batches."""
