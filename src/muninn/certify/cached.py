@@ -12,13 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from muninn.certify.certificate import Certificate
+from muninn.certify.certificate import Certificate, differences
 from muninn.context import Context, form
 from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import OnFailure, Runtime, log_once
 from muninn.errors import CertificateError, InputError
 from muninn.identity.arithmetic import arithmetic, switches
-from muninn.identity.comparison import differences
 from muninn.identity.snapshot import Places, Snapshot
 from muninn.identity.watch import Watch, in_train_mode
 from muninn.model.planner import Noise, Planner
@@ -38,10 +37,6 @@ class CachedPlanner:
     It compares every call with the certificate: arithmetic and context before the call runs, the
     network while the device is busy with it. ``on_mismatch`` says what happens to a call that
     does not fit; the next one that fits is cached again.
-
-    Attributes:
-        planner: the user's planner, untouched.
-        certificate: the promise, or None where full compute runs instead.
     """
 
     def __init__(
@@ -54,8 +49,8 @@ class CachedPlanner:
         on_mismatch: OnMismatch = "error",
         state: State = dict,
     ) -> None:
-        self.planner = planner
-        self.certificate = certificate
+        self.planner = planner  # the user's, untouched
+        self.certificate = certificate  # None where full compute runs instead
         self.on_mismatch = on_mismatch
         self._state = state
         self._watch: Watch | None = None

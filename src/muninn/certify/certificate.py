@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from muninn.certify import certificate_file
+from muninn.certify.metrics import Metric, Tolerance, metric_name, resolve
 from muninn.certify.questions import Questions
 from muninn.certify.unchecked import UNCHECKED
-from muninn.errors import CertificateError, MuninnError
+from muninn.errors import CertificateError, InputError, MuninnError
 from muninn.identity.arithmetic import Arithmetic
-from muninn.identity.comparison import differences, generation, older
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.plan import Family, Program
@@ -38,13 +38,9 @@ class Bound:
 
     ``m`` is an isotonic fit of the deviation on the accumulated estimate ``A``; ``quantile`` is
     the conformal residual of calls that had no part in the fit or in choosing the member.
-
-    Attributes:
-        estimate, deviation: knots of m, both increasing.
-        quantile: residual added to it.
     """
 
-    estimate: FloatArray
+    estimate: FloatArray  # knots of m, increasing like their deviation
     deviation: FloatArray
     quantile: float
 
@@ -60,61 +56,32 @@ class Bound:
 
 @dataclass(frozen=True)
 class Certificate:
-    """A promise about one program, and everything needed to check that it is the one deployed.
+    """A promise about one program, and everything needed to check that it is the one deployed."""
 
-    Attributes:
-        identity: :meth:`Planner.identity` of the calibrated planner.
-        reference: identity of the planner whose full compute is the truth; None if its own.
-        family: the frozen family.
-        member: which one was certified; 0 is full compute.
-        tolerance: in units of the metric; None if it is a function of the context.
-        tolerance_name: its name if it is a function.
-        risk: share of units that may exceed the tolerance.
-        confidence: probability over calibrations that the risk is kept; None is marginal.
-        unit: ``call`` or ``episode``.
-        loop: ``open`` (contexts were given) or ``closed`` (each member drove its own episodes).
-        metric: name of the deviation.
-        batch_size: rows per call during calibration.
-        counts: units in the tune, certify and bound splits.
-        seed: of splits and noise.
-        realised: per scanned member: evaluations, deviation and violations on the certify split.
-        estimates: sorted accumulated estimates of the certified member on the certify split.
-        bound: per-call bound.
-        versions: libraries at calibration.
-        arithmetic: in force at calibration. Compared at every call, not when the certificate is
-            loaded: that is done outside of autocast.
-        form: :func:`muninn.context.form` of the calibrated contexts; None in an older file.
-        together: rows of one call did not influence each other, so that calls may have any number
-            of rows. Otherwise one row at a time was calibrated, and is all that may be run.
-        questions: stored questions and the network's answers to them.
-        unasked: why there are none, or None.
-        schema: of the file; 1 has neither questions nor form.
-    """
-
-    identity: dict[str, Any]
-    reference: dict[str, Any] | None
+    identity: dict[str, Any]  # of the calibrated planner
+    reference: dict[str, Any] | None  # identity of the planner that is the truth; None if its own
     family: Family
-    member: int
-    tolerance: float | None
-    tolerance_name: str | None
-    risk: float
-    confidence: float | None
-    unit: str
-    loop: str
+    member: int  # of the family that was certified; 0 is full compute
+    tolerance: float | None  # in units of the metric; None if it is a function of the context
+    tolerance_name: str | None  # of that function
+    risk: float  # share of units that may exceed the tolerance
+    confidence: float | None  # over calibrations, that the risk is kept; None is marginal
+    unit: str  # "call" or "episode"
+    loop: str  # "open": contexts were given; "closed": each member drove its own episodes
     metric: str
-    batch_size: int
-    counts: dict[str, int]
-    seed: int
-    realised: list[dict[str, Any]]
-    estimates: FloatArray
+    batch_size: int  # rows per call during calibration
+    counts: dict[str, int]  # units in the tune, certify and bound splits
+    seed: int  # of splits and noise
+    realised: list[dict[str, Any]]  # figures of each scanned member on the certify split
+    estimates: FloatArray  # accumulated ones of the certified member on that split, sorted
     bound: Bound
-    versions: dict[str, str]
-    arithmetic: Arithmetic = None
-    form: dict[str, Any] | None = None
-    together: bool = True
+    versions: dict[str, str]  # of libraries
+    arithmetic: Arithmetic = None  # compared at every call: a file is loaded outside of autocast
+    form: dict[str, Any] | None = None  # of the calibrated contexts; None in an older file
+    together: bool = True  # rows do not influence each other; else calls have one row
     questions: Questions | None = None
-    unasked: str | None = None
-    schema: int = certificate_file.SCHEMA
+    unasked: str | None = None  # why there are no questions
+    schema: int = certificate_file.SCHEMA  # 1 has neither questions nor form
 
     @property
     def program(self) -> Program:
@@ -145,6 +112,31 @@ class Certificate:
             f"contexts like those calibrated ({self.loop} loop)."
         )
 
+    def terms(
+        self, metric: str | Metric | None, tolerance: Tolerance | None
+    ) -> tuple[Metric, Tolerance]:
+        """Metric and tolerance of the promise; functions that are the user's own are given.
+
+        Raises:
+            InputError: a function is missing, or is another one.
+        """
+        try:
+            name, deviation = resolve(self.metric if metric is None else metric)
+        except InputError as error:
+            raise InputError(
+                f"{error}; the promise is in {self.metric!r}: pass the function as metric="
+            ) from error
+        if name != self.metric:
+            raise InputError(f"the promise is in {self.metric!r}, got {name!r}")
+        limit = self.tolerance if tolerance is None else tolerance
+        promised = self.tolerance_name if self.tolerance is None else self.tolerance
+        if limit is None or (metric_name(limit) if callable(limit) else limit) != promised:
+            raise InputError(
+                f"the promise has the tolerance {promised!r}, got {limit!r}; pass the one that it "
+                "was calibrated with as tolerance="
+            )
+        return deviation, limit
+
     # -- matching ----------------------------------------------------------------------------
 
     def mismatches(self, planner: Planner) -> list[str]:
@@ -160,25 +152,22 @@ class Certificate:
         What the calibrated network was seen to rewrite by itself is left out.
         """
         if self.schema == 1:
-            here = older(planner.identity(older=True))
+            here = _older(planner.identity(older=True))
         else:
             here = planner.identity(self.identity["model"].get("left_out", ()))
         found = differences("", self.identity, here)
         now = library_versions()
         for library in ("muninn", "torch"):
             was, is_now = self.versions[library], now[library]
-            if generation(was) != generation(is_now):
+            if _generation(was) != _generation(is_now):
                 found.append(f"versions.{library}: certificate {was}, here {is_now}")
         return found
 
     def other_answers(self, planner: Planner, after: Callable[[], None] | None = None) -> list[str]:
         """Ask the network the stored questions; how its answers differ, or [].
 
-        Its buffers and all random generators are left as they were.
-
-        Args:
-            planner: what is to be deployed.
-            after: called whenever the network has answered.
+        Its buffers and all random generators are left as they were. ``after`` is called whenever
+        the network has answered.
         """
         if self.questions is None:
             return []
@@ -262,3 +251,28 @@ _PLAIN = (
     "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions", "schema",
 )  # fmt: skip
 _SINCE_2 = ("form", "together", "unasked")
+
+
+def _generation(version: str) -> list[str]:
+    """The part of a version within which nothing that matters changes; 0.x counts x."""
+    parts = version.split(".")
+    return parts[:2] if parts[0] == "0" else parts[:1]
+
+
+def differences(prefix: str, was: Any, now: Any, whose: str = "planner") -> list[str]:
+    """Places in which two nests of plain values differ, in words."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        found = []
+        for key in sorted(was.keys() | now.keys()):
+            found += differences(f"{prefix}.{key}".lstrip("."), was.get(key), now.get(key), whose)
+        return found
+    return [] if was == now else [f"{prefix}: certificate {was}, {whose} {now}"]
+
+
+def _older(identity: dict[str, Any]) -> dict[str, Any]:
+    """An identity as schema 1 knew it: samplers without the digest of their table."""
+    return {
+        key: _older(value) if isinstance(value, dict) else value
+        for key, value in identity.items()
+        if key not in ("table", "condition_table", "left_out")
+    }

@@ -46,6 +46,10 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         CertificateError: names the field that is missing, damaged or too new.
     """
     again = "Calibrate again or restore a copy"
+
+    def refusal(field: str, words: str) -> CertificateError:
+        return CertificateError(f"{path}: field {field!r} {words}")
+
     if not path.is_file():
         raise CertificateError(f"{path}: no such file; calibrate first or check the path")
     try:
@@ -53,31 +57,22 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as error:
-        raise CertificateError(
-            f"{path}: field 'file' cannot be read ({error}); it is truncated or not a certificate. "
-            f"{again}"
-        ) from error
+        words = f"cannot be read ({error}); it is truncated or not a certificate. {again}"
+        raise refusal("file", words) from error
     if _KEY not in header:
-        raise CertificateError(
-            f"{path}: field '{_KEY}' is missing; this is a safetensors file, but not a Muninn "
-            "certificate"
-        )
+        raise refusal(_KEY, "is missing; this is a safetensors file, but not a Muninn certificate")
     try:
         document = json.loads(header[_KEY])
         data, checksum = dict(document["certificate"]), str(document["checksum"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CertificateError(f"{path}: field '{_KEY}' is damaged ({error}). {again}") from error
+        raise refusal(_KEY, f"is damaged ({error}). {again}") from error
     schema = data.get("schema")
     if schema not in range(OLDEST, SCHEMA + 1):
-        raise CertificateError(
-            f"{path}: field 'schema' is {schema}, this version of Muninn reads {OLDEST} to "
-            f"{SCHEMA}; upgrade muninn-diffusion or calibrate again"
-        )
+        words = f"is {schema}, this version of Muninn reads {OLDEST} to {SCHEMA}; upgrade"
+        raise refusal("schema", f"{words} muninn-diffusion or calibrate again")
     if checksum != _checksum(data, arrays):
-        raise CertificateError(
-            f"{path}: field 'checksum' does not match the content; the file was damaged or "
-            f"edited. {again}"
-        )
+        words = f"does not match the content; the file was damaged or edited. {again}"
+        raise refusal("checksum", words)
     return data, arrays
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,59 +10,46 @@ from typing import Any
 import numpy as np
 import torch
 
-from muninn.certify.cached import CachedPlanner, cache
+from muninn.certify.cached import cache
 from muninn.certify.calibrate import whole
-from muninn.certify.certificate import Certificate
-from muninn.certify.metrics import Metric, Tolerance, metric_name, resolve
+from muninn.certify.certificate import Certificate, differences
+from muninn.certify.metrics import Metric, Tolerance
+from muninn.certify.paired import median_seconds
 from muninn.certify.risk import excess_p_value, units_needed, wilson
 from muninn.certify.sources import gather
 from muninn.certify.stored_context import restore
-from muninn.certify.units import Episodes, Outcome, UnitName, Units, units_of
-from muninn.context import Context, select, tensors
+from muninn.certify.units import Episodes, Outcome, UnitName, units_of
+from muninn.context import Context, tensors
 from muninn.engines.choose import runtime_for
 from muninn.errors import CertificateError, InputError
-from muninn.identity.comparison import differences
 from muninn.model.planner import Planner
 from muninn.progress import bars
 
 LEVEL = 0.05
 """A promise counts as broken where one that is kept gives so many violations more rarely."""
 
-TIMED = 21  # calls of each, after one to warm up
+TIMED = 22  # calls of each, one of them to warm up
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What fresh calls say about a promise.
-
-    Attributes:
-        promise: :meth:`Certificate.promise`.
-        unit: ``call`` or ``episode``.
-        units, violations: how many were judged, and how many went beyond the tolerance.
-        risk: share of violations that was promised.
-        interval: 95% Wilson interval of the share.
-        p_value: exact, that the share is above the risk.
-        deviation: quantiles over calls, ``p50``, ``p95``, ``p99`` and ``max``.
-        evaluations: of the certified program, in the mean; full compute takes ``steps``.
-        seconds: median of a call of one row, ``full`` and ``certified``, on the planner's engine,
-            measured in turns. Times include the check that the network matches its certificate.
-        coverage: share of units within the per-call bound; 1 - risk was promised on average.
-        seed: of the noise.
-    """
+    """What fresh calls say about a promise."""
 
     promise: str
-    unit: str
+    unit: str  # "call" or "episode"
     units: int
-    violations: int
-    risk: float
-    interval: tuple[float, float]
-    p_value: float
-    deviation: dict[str, float]
-    evaluations: float
+    violations: int  # units beyond the tolerance
+    risk: float  # share of violations that was promised
+    interval: tuple[float, float]  # 95% Wilson interval of the share
+    p_value: float  # exact, that the share is above the risk
+    deviation: dict[str, float]  # quantiles over calls: p50, p95, p99 and max
+    evaluations: float  # of the certified program, in the mean; full compute takes ``steps``
     steps: int
     seconds: dict[str, float]
-    coverage: float
-    seed: int
+    """Median of a call of one row, ``full`` and ``certified``, on the planner's engine, measured in
+    turns. Times include the check that the network matches its certificate."""
+    coverage: float  # share of units within the per-call bound; 1 - risk was promised on average
+    seed: int  # of the noise
 
     @property
     def kept(self) -> bool:
@@ -121,13 +106,7 @@ def evaluate(
     seed = made.seed + 1 if seed is None else whole("seed", seed)
     contexts = gather(contexts) if isinstance(contexts, Iterator) else contexts
     _require_fresh(made, contexts, seed)
-    name, deviation = resolve(made.metric if metric is None else metric)
-    if name != made.metric:
-        raise InputError(f"the promise is in {made.metric}, got the metric {name}")
-    limit = made.tolerance if tolerance is None else tolerance
-    promised = made.tolerance_name if made.tolerance is None else made.tolerance
-    if limit is None or (metric_name(limit) if callable(limit) else limit) != promised:
-        raise InputError(f"the promise has the tolerance {promised}, got {limit}; pass that one")
+    deviation, limit = made.terms(metric, tolerance)
     truth = None if reference is None else reference.identity()
     if found := differences("", {"reference": made.reference}, {"reference": truth}):
         raise CertificateError(f"reference: {'; '.join(found)}; pass the one of calibration")
@@ -141,7 +120,8 @@ def evaluate(
             f"{units.count} {unit}s cannot judge a risk of {made.risk:g}: give at least "
             f"{needed} new ones, fewer do not show it even without a violation"
         )
-    seconds = _seconds(fast, made, units)
+    runs = (runtime_for(planner, made.family.member(0)), fast)
+    seconds = median_seconds(runs, *units.examples(TIMED))
     outcomes: list[Outcome] = []
     with bars(progress) as task:
         advance = task(f"evaluate {unit}s", units.count)
@@ -149,18 +129,9 @@ def evaluate(
             chunk = range(at, min(at + units.chunk, units.count))
             outcomes += units.measure(made.program, chunk)
             advance(len(chunk))
-    return _judged(made, units, outcomes, seconds, seed)
-
-
-def _judged(
-    made: Certificate, units: Units, outcomes: list[Outcome], seconds: dict[str, float], seed: int
-) -> Evaluation:
     violations = sum(outcome.excess > 1.0 for outcome in outcomes)
-    deviation = np.concatenate([outcome.deviation for outcome in outcomes])
-    bounds = [made.bound(np.array(outcome.estimate)) for outcome in outcomes]
-    covered = [
-        np.all(outcome.deviation <= bound) for outcome, bound in zip(outcomes, bounds, strict=True)
-    ]
+    deviations = np.concatenate([outcome.deviation for outcome in outcomes])
+    covered = [np.all(each.deviation <= made.bound(np.array(each.estimate))) for each in outcomes]
     marginal_units = made.counts["certify"] if made.confidence is None else None
     return Evaluation(
         promise=made.promise(),
@@ -171,12 +142,12 @@ def _judged(
         interval=wilson(violations, units.count),
         p_value=excess_p_value(violations, units.count, made.risk, marginal_units),
         deviation={
-            name: float(np.quantile(deviation, share))
+            name: float(np.quantile(deviations, share))
             for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items()
         },
         evaluations=float(np.concatenate([each.evaluations for each in outcomes]).mean()),
         steps=made.identity["sampler"]["steps"],
-        seconds=seconds,
+        seconds=dict(zip(("full", "certified"), seconds, strict=True)),
         coverage=float(np.mean(covered)),
         seed=seed,
     )
@@ -210,25 +181,3 @@ def _require_fresh(made: Certificate, contexts: Context | Episodes | int, seed: 
             "these contexts were calibrated on: the certificate holds the first and the last of "
             "them. Only new contexts can judge it"
         )
-
-
-def _seconds(fast: CachedPlanner, made: Certificate, units: Units) -> dict[str, float]:
-    """Median seconds of single calls, both in turns, each round beginning with the other.
-
-    Raises:
-        CertificateError: calls like these do not fit the certificate.
-    """
-    full = runtime_for(fast.planner, made.family.member(0))
-    turns: list[tuple[str, Callable[..., object]]] = [("full", full), ("certified", fast)]
-    times: dict[str, list[float]] = {name: [] for name, _ in turns}
-    context, noise = units.examples(TIMED + 1)
-    for row in range(TIMED + 1):
-        one, drawn = select(context, torch.tensor([row])), noise.select(slice(row, row + 1))
-        for name, run in turns:
-            began = time.perf_counter()
-            run(one, noise=drawn)
-            if fast.planner.device.type == "cuda":
-                torch.cuda.synchronize(fast.planner.device)
-            times[name].append(time.perf_counter() - began)
-        turns.reverse()
-    return {name: statistics.median(spent[1:]) for name, spent in times.items()}

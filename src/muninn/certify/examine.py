@@ -17,7 +17,7 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
-from muninn.certify.paired import require_finite
+from muninn.certify.paired import full_compute
 from muninn.certify.questions import LIMITS, SPREADS, Asked, Questions, apart, machine
 from muninn.certify.stored_context import Arrays, UnstorableError, restore, store
 from muninn.context import Context, concatenate, select
@@ -41,21 +41,13 @@ _RANDOM = (
 
 @dataclass(frozen=True)
 class Examined:
-    """What an examination found.
-
-    Attributes:
-        questions: for the certificate; None where the context cannot be kept in a file.
-        unasked: why there are none, or None.
-        together: rows of one call do not influence each other.
-        repeats: full compute gives the same bits twice.
-        left_out: paths to what the network rewrites by itself: no part of its identity.
-    """
+    """What an examination found."""
 
     questions: Questions | None
-    unasked: str | None
-    together: bool
-    repeats: bool
-    left_out: list[str] = field(default_factory=list)
+    unasked: str | None  # why there are no questions
+    together: bool  # rows of one call do not influence each other
+    repeats: bool  # full compute gives the same bits twice
+    left_out: list[str] = field(default_factory=list)  # what the network rewrites by itself
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for the journal."""
@@ -86,12 +78,9 @@ def require_eval(planner: Planner, name: str = "the planner") -> None:
 
 
 def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -> Examined:
-    """Run a planner on some calls, twice, alone and in other company, and keep its answers.
+    """Run a planner on up to :data:`CALLS` calls, twice, alone and in other company.
 
-    Args:
-        planner: what will be deployed.
-        context, noise: of up to :data:`CALLS` calls.
-        batch_size: calls that calibration runs together.
+    ``batch_size`` is the number of calls that calibration runs together.
 
     Raises:
         InputError: the network is in train mode.
@@ -110,7 +99,7 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
             if step in steps:
                 states[step] = x.clone()
 
-        plans = require_finite(planner.sample(context, noise=noise, visit=visit))
+        plans = full_compute(planner, context, noise, visit)
         precision = _precision(planner, arithmetic(planner.device))
         repeats = _repeats(plans, planner.sample(context, noise=noise), precision)
         told = torch.cat([planner.timestep(step, 1) for step in steps])
@@ -125,11 +114,10 @@ def examine(planner: Planner, context: Context, noise: Noise, batch_size: int) -
 
 def _precision(planner: Planner, in_force: Arithmetic) -> str:
     """The coarsest precision that a network computes with, as far as can be seen."""
-    weights = [w for w in Snapshot(planner.denoiser).tensors if w.is_floating_point()]
-    found = {str(tensor.dtype).removeprefix("torch.") for tensor in weights}
-    found |= {str(planner.dtype).removeprefix("torch.")}
+    weights = [w.dtype for w in Snapshot(planner.denoiser).tensors if w.is_floating_point()]
+    found = {str(dtype).removeprefix("torch.") for dtype in (planner.dtype, *weights)}
+    found.add((in_force or {}).get("autocast", ""))
     settings = switches(in_force)
-    found |= {value for name, value in (in_force or {}).items() if name == "autocast"}
     if settings and settings != {"cudnn_tf32": False}:
         found.add("bfloat16" if planner.device.type == "cpu" else "tf32")
     if planner.device.type == "cuda" and settings.get("cudnn_tf32", True):

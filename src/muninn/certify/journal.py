@@ -29,9 +29,7 @@ def code_digest() -> str:
 class Journal:
     """Finished pieces of one calibration by key; in memory only when ``path`` is None.
 
-    Args:
-        path: file to create or to resume from.
-        identity: JSON-ready description of the calibration; a journal of another one is refused.
+    ``identity`` is a JSON-ready description of the calibration.
 
     Raises:
         CalibrationError: the file belongs to another calibration or cannot be written.

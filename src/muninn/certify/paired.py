@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -30,23 +33,45 @@ def call_seed(seed: int, *position: int) -> int:
     return int(entropy[0]) << 31 | int(entropy[1]) >> 1
 
 
-def full_compute(reference: Planner, context: Context, noise: Noise) -> Tensor:
+def full_compute(
+    reference: Planner,
+    context: Context,
+    noise: Noise,
+    visit: Callable[[int, Tensor], None] | None = None,
+) -> Tensor:
     """Trajectories of full compute, the noise cast to the reference's precision.
 
     Raises:
-        DenoiserError: a trajectory is not finite.
+        DenoiserError: a trajectory is not finite; no cache is calibrated against NaN.
     """
-    return require_finite(reference.sample(context, noise=noise.to(reference.dtype)))
-
-
-def require_finite(trajectories: Tensor) -> Tensor:
-    """The trajectories of full compute, or a DenoiserError: no cache is calibrated against NaN."""
+    trajectories = reference.sample(context, noise=noise.to(reference.dtype), visit=visit)
     if not torch.isfinite(trajectories).all():
         raise DenoiserError(
             "full compute gives a trajectory that is not finite; check the network before "
             "calibrating a cache for it"
         )
     return trajectories
+
+
+def median_seconds(
+    runs: Sequence[Callable[..., object]], context: Context, noise: Noise
+) -> list[float]:
+    """Median seconds of a call of one row by each of some runs, in turns; the first row warms up.
+
+    Every round begins with the other end of the runs.
+    """
+    device = noise.initial.device
+    turns: list[tuple[Callable[..., object], list[float]]] = [(run, []) for run in runs]
+    for row in range(len(noise.initial)):
+        place = torch.tensor([row], device="cpu")  # rows of their own: a network may write there
+        one, drawn = select(context, place), noise.select(place)
+        for run, spent in turns if row % 2 else turns[::-1]:
+            began = time.perf_counter()
+            run(one, noise=drawn)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            spent.append(time.perf_counter() - began)
+    return [statistics.median(spent[1:] or spent) for _, spent in turns]
 
 
 class Runtimes(dict[Program, Runtime]):
@@ -78,27 +103,16 @@ class Measured(NamedTuple):
 
 @dataclass(eq=False)
 class PairedCalls:
-    """A set of calls whose full trajectories are computed once and compared with many programs.
+    """A set of calls whose full trajectories are computed once and compared with many programs."""
 
-    Attributes:
-        planner: the planner whose programs are measured.
-        context: batched context of all calls, or None.
-        count: number of calls; the rows of the context.
-        metric: deviation.
-        seed: noise of call i is a function of (seed, i) alone.
-        reference: planner whose full trajectory is the truth; ``planner`` itself if None.
-        batch: calls that are run together.
-        known: full trajectories by call, as far as they were computed.
-    """
-
-    planner: Planner
-    context: Context
-    count: int
+    planner: Planner  # its programs are measured
+    context: Context  # batched, of all calls, or None
+    count: int  # of calls; the rows of the context
     metric: Metric
-    seed: int
-    reference: Planner | None = None
-    batch: int = 32
-    known: dict[int, Tensor] = field(default_factory=dict)
+    seed: int  # noise of call i is a function of (seed, i) alone
+    reference: Planner | None = None  # its full trajectory is the truth; the planner's own if None
+    batch: int = 32  # calls that are run together
+    known: dict[int, Tensor] = field(default_factory=dict)  # full trajectories computed so far
 
     def __post_init__(self) -> None:
         rows = batch_size(self.context)
@@ -116,10 +130,6 @@ class PairedCalls:
             raise InputError("tuning needs at least one call")
         context = None if isinstance(calls, int) else calls
         return cls(planner, context, count, resolve(metric)[1], seed)
-
-    def part(self, calls: list[int], seed: int) -> PairedCalls:
-        """Some of the calls, with other noise."""
-        return replace(self, context=self.contexts(calls), count=len(calls), seed=seed, known={})
 
     def noise(self, calls: list[int]) -> Noise:
         """The noise of some calls."""
@@ -142,15 +152,6 @@ class PairedCalls:
             rows = [row.clone() for row in full_compute(truth, self.contexts(missing), noise)]
             self.known.update(zip(missing, rows, strict=True))
         return torch.stack([self.known[call] for call in calls])
-
-    def remember(self, trajectories: Tensor) -> None:
-        """Take the full trajectories of all calls, (count, ...), from an earlier run."""
-        if len(trajectories) != self.count:
-            raise InputError(
-                f"got {len(trajectories)} full trajectories for {self.count} calls; they must be "
-                "those of the same calls"
-            )
-        self.known = dict(enumerate(trajectories))
 
     def measure(self, program: Program, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""

@@ -66,19 +66,12 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """States, timesteps and contexts at which a network is asked, and how.
+    """States, timesteps and contexts at which a network is asked, and how."""
 
-    Attributes:
-        states: (steps, rows, *shape).
-        timesteps: what the network is told at each, (steps,).
-        context: of the rows.
-        arithmetic: in force at calibration; its autocast is put around the questions.
-    """
-
-    states: Tensor
-    timesteps: Tensor
-    context: Context
-    arithmetic: Arithmetic
+    states: Tensor  # (steps, rows, *shape)
+    timesteps: Tensor  # what the network is told at each, (steps,)
+    context: Context  # of the rows
+    arithmetic: Arithmetic  # of calibration; its autocast is put around the questions
 
     def predictions(self, denoiser: Denoiser, rows: slice | Tensor = slice(None)) -> Tensor:
         """The answers of some rows, asked together, (steps, rows, *shape)."""
@@ -100,41 +93,27 @@ class Asked:
 
 @dataclass(frozen=True)
 class Questions:
-    """What a network was asked, and what it answered, as a certificate keeps it.
+    """What a network was asked, and what it answered, as a certificate keeps it."""
 
-    Attributes:
-        states, answers: float64 or float32, (steps, rows, *shape).
-        timesteps: (steps,).
-        conditioned: states after the planner's condition; None where it has none.
-        context: JSON of the rows' context, as :mod:`muninn.certify.stored_context` writes it.
-        arrays: the numbers of that context.
-        spread: by how much an answer changes when it is asked again, alone, among other rows or
-            on the deployed engine, in shares of its root mean square, (steps, rows).
-        dtype: of the states.
-        precision: the coarsest that the network computes with, a key of :data:`LIMITS`.
-        machine: :func:`machine` at calibration.
-    """
-
-    states: FloatArray
+    states: FloatArray  # float64 or float32, (steps, rows, *shape)
     answers: FloatArray
-    timesteps: Any
-    conditioned: FloatArray | None
-    context: Any
-    arrays: Arrays
+    timesteps: Any  # (steps,)
+    conditioned: FloatArray | None  # states after the planner's condition
+    context: Any  # JSON of the rows' context, as stored_context writes it
+    arrays: Arrays  # the numbers of that context
     spread: FloatArray
-    dtype: str
-    precision: str
-    machine: dict[str, Any]
+    """By how much an answer changes when it is asked again, alone, among other rows or on the
+    deployed engine, in shares of its root mean square, (steps, rows)."""
+    dtype: str  # of the states
+    precision: str  # the coarsest that the network computes with, a key of LIMITS
+    machine: dict[str, Any]  # at calibration
 
     def difference(
         self, planner: Planner, in_force: Arithmetic, after: Callable[[], None] | None = None
     ) -> str | None:
         """Ask again; how the answers differ, in words, or None if only by rounding.
 
-        Args:
-            planner: what is to be deployed.
-            in_force: the arithmetic of the certificate.
-            after: called whenever the network has answered.
+        ``in_force`` is the certificate's; ``after`` is called whenever the network has answered.
         """
         denoiser, device = planner.denoiser, planner.device
         asked = Asked(

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
 from muninn.errors import CalibrationError, InputError
@@ -47,13 +46,8 @@ def order_statistic(units: int, risk: float, confidence: float | None) -> int:
     if confidence is None:
         # 0.29 * 100 is 28.999...; the fuzz restores the exact product
         return math.floor(risk * (units + 1) + 1e-9)
-    delta = 1.0 - confidence
-    rank = int(stats.binom.ppf(delta, units, risk))
-    while rank > 0 and stats.binom.cdf(rank - 1, units, risk) > delta:
-        rank -= 1
-    while rank < units and stats.binom.cdf(rank, units, risk) <= delta:
-        rank += 1
-    return rank
+    below = stats.binom.cdf(np.arange(units), units, risk)
+    return int(np.searchsorted(below, 1.0 - confidence, side="right"))
 
 
 def units_needed(risk: float, confidence: float | None) -> int:
@@ -85,17 +79,13 @@ def scan_members(
 ) -> tuple[int, list[int]]:
     """Scan a family from conservative to aggressive and stop where the promise would break.
 
-    Each unit carries the running maximum of its excess (deviation over tolerance) along the
+    ``members`` gives, for each in order, the excess (deviation over tolerance) of all units in
+    chunks, and is consumed lazily. Each unit carries the running maximum of its excess along the
     family, so a unit that left the tolerance counts ever after, even if it comes back.
 
-    Args:
-        members: for each member in order, the excess of all units in chunks; consumed lazily.
-        units: how many units there are.
-        allowed: violating units a member may have.
-
     Returns:
-        How many members were accepted, and the violations of each member scanned, the rejected
-        one included.
+        How many members have at most the allowed violations, and the violations of each member
+        scanned, the rejected one included.
     """
     worst = np.zeros(units)
     violations: list[int] = []
@@ -114,11 +104,7 @@ def scan_members(
 
 
 def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> int:
-    """The member that :func:`muninn.calibrate` would name, from excess that is already measured.
-
-    Args:
-        excess: deviation over tolerance, (units, members), conservative first.
-        risk, confidence: as in :func:`muninn.calibrate`.
+    """The member that :func:`muninn.calibrate` would name, from excess (units, members).
 
     Raises:
         CalibrationError: too few units, or even member 0 violates too often.
@@ -128,16 +114,6 @@ def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> 
     if accepted == 0:
         raise CalibrationError(FULL_EXCEEDS)
     return accepted - 1
-
-
-def tolerated(excess: FloatArray) -> npt.NDArray[np.int64]:
-    """Most aggressive member that each unit tolerates with all before it, (units,); -1 if none.
-
-    The ``rank``-th smallest of these is what :func:`choose_member` returns.
-    """
-    within = np.maximum.accumulate(excess, axis=1) <= 1.0
-    counts: npt.NDArray[np.int64] = within.sum(axis=1)
-    return counts - 1
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

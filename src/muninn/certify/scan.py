@@ -33,17 +33,11 @@ def other_answers(planner: Planner, asked: Questions | None) -> str | None:
 
 @dataclass
 class Measuring:
-    """Measures chunks of units, here or in another process that computes the same.
-
-    Attributes:
-        units: what is measured.
-        networks: every planner that computes, and the questions it is known by.
-        functions: what else computes: the metric and the tolerance.
-    """
+    """Measures chunks of units, here or in another process that computes the same."""
 
     units: Units
-    networks: Sequence[tuple[Planner, Questions | None]] = ()
-    functions: Sequence[object] = ()
+    networks: Sequence[tuple[Planner, Questions | None]] = ()  # and what each is known by
+    functions: Sequence[object] = ()  # what else computes: the metric and the tolerance
 
     def __call__(
         self, item: tuple[Program, Sequence[int]]

@@ -17,14 +17,8 @@ from muninn.certify.metrics import Tolerance
 from muninn.certify.paired import PairedCalls
 from muninn.model.sampler import Kind
 from muninn.model.schedule import FloatArray
-from muninn.programs.anchors import (
-    SegmentModel,
-    anchor_positions,
-    cheapest_anchors,
-    prediction_grams,
-    segment_costs,
-    spread_steps,
-)
+from muninn.programs import anchors
+from muninn.programs.anchors import SegmentModel
 from muninn.programs.forecast import ORDERS, AnyForecast, Forecast
 from muninn.programs.plan import Adaptive, Everywhere, Family, Program, Static
 from muninn.progress import Advance, silent
@@ -65,12 +59,8 @@ class Candidate(NamedTuple):
 class Search:
     """Scores programs on tuning calls, and finds static and adaptive families by their scores.
 
-    Args:
-        paired: the tuning calls.
-        tolerance: as in :func:`muninn.calibrate`.
-        share: of calls that may exceed it.
-        journal: keeps every score, so that nothing runs twice.
-        advance: told of every program that was scored.
+    A ``share`` of the calls may exceed the tolerance. The journal keeps every score, so that
+    nothing runs twice; ``advance`` is told of each.
     """
 
     def __init__(
@@ -88,7 +78,7 @@ class Search:
         self._advance = advance
         self._sampler = paired.planner.sampler
         self._steps = len(self._sampler)
-        self._positions = anchor_positions(self._steps)
+        self._positions = anchors.anchor_positions(self._steps)
         self._plans: dict[Candidate, dict[int, list[int]]] = {}
 
     def score(self, program: Program, most_calls: int | None = None) -> Score:
@@ -117,7 +107,7 @@ class Search:
     def _grams(self) -> dict[Kind, FloatArray]:
         """Products of the predictions that full compute makes on the first calls."""
         small = list(range(min(SMALL, self.paired.count)))
-        return prediction_grams(
+        return anchors.prediction_grams(
             self.paired.planner, self.paired.contexts(small), self.paired.noise(small)
         )
 
@@ -126,11 +116,11 @@ class Search:
         forecast, model = candidate
         if model is None:
             count = min(max(evaluations, 2), self._steps)
-            return Program(forecast, Static(spread_steps(self._steps, count)))
+            return Program(forecast, Static(anchors.spread_steps(self._steps, count)))
         if candidate not in self._plans:
-            gram = self._grams[forecast.quantity]
-            costs = segment_costs(self.paired.planner, forecast, gram, self._positions, model)
-            self._plans[candidate] = cheapest_anchors(costs, self._positions, len(self._positions))
+            gram, at = self._grams[forecast.quantity], self._positions
+            costs = anchors.segment_costs(self.paired.planner, forecast, gram, at, model)
+            self._plans[candidate] = anchors.cheapest_anchors(costs, at, len(at))
         plans = self._plans[candidate]
         nearest = min(plans, key=lambda count: abs(count - evaluations))
         return Program(forecast, Static(tuple(plans[nearest])))

@@ -5,18 +5,16 @@ Nothing here needs to be sound, only good: the certificate is valid for whatever
 
 from __future__ import annotations
 
-import statistics
-import time
 from typing import Literal
 
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
-from muninn.certify.paired import PairedCalls
+from muninn.certify.paired import PairedCalls, median_seconds
 from muninn.certify.search import Search
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-from muninn.programs.plan import Family, Program
+from muninn.programs.plan import Family
 from muninn.progress import Task, bars
 
 Objective = Literal["evaluations", "time"]
@@ -73,20 +71,9 @@ def tune_family(
     if adaptive is None:
         return static.family
     if objective == "time":
-        faster = _seconds(paired, adaptive.program) < _seconds(paired, static.program)
+        runs = [runtime_for(paired.planner, found.program) for found in (adaptive, static)]
+        first = list(range(min(7, paired.count)))
+        spent = median_seconds(runs, paired.contexts(first), paired.noise(first))
     else:
         spent = [search.score(found.program).evaluations for found in (adaptive, static)]
-        faster = spent[0] < spent[1]
-    return adaptive.family if faster else static.family
-
-
-def _seconds(paired: PairedCalls, program: Program) -> float:
-    """Median time of a single call."""
-    runtime = runtime_for(paired.planner, program)
-    times: list[float] = []
-    for call in range(min(7, paired.count)):
-        context, noise = paired.contexts([call]), paired.noise([call])
-        began = time.perf_counter()
-        runtime(context, noise=noise)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return adaptive.family if spent[0] < spent[1] else static.family

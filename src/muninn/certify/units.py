@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -46,19 +46,12 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Calls of one unit under one program: one number per call.
+    """Calls of one unit under one program: one number per call."""
 
-    Attributes:
-        deviation: from full compute, in the metric.
-        tolerance: of the call.
-        estimate: accumulated error estimate.
-        evaluations: denoiser evaluations.
-    """
-
-    deviation: list[float]
+    deviation: list[float]  # from full compute, in the metric
     tolerance: list[float]
-    estimate: list[float]
-    evaluations: list[int]
+    estimate: list[float]  # accumulated error estimate
+    evaluations: list[int]  # of the denoiser
 
     @property
     def excess(self) -> float:
@@ -93,14 +86,10 @@ class OpenLoop:
         if labels is not None:
             of = np.asarray(labels)
             self._calls = [np.flatnonzero(of == label).tolist() for label in np.unique(of)]
+        self.known = self.paired.known  # full trajectories, as far as they were computed
         self.form: dict[str, Any] | None = form(self.paired.context)
         self.count = len(self._calls)
         self.chunk = max(1, self.paired.batch // max(len(calls) for calls in self._calls))
-
-    @property
-    def known(self) -> dict[int, Tensor]:
-        """Full trajectories, as far as they were computed."""
-        return self.paired.known
 
     def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
         """Outcomes of some units, in order, their calls run in batches."""
@@ -128,7 +117,8 @@ class OpenLoop:
     def for_tuning(self, units: Sequence[int]) -> PairedCalls:
         """The calls of the tuning units, with noise of their own."""
         calls = [call for unit in units for call in self._calls[unit]]
-        return self.paired.part(calls, call_seed(self.paired.seed, 1))
+        seed, context = call_seed(self.paired.seed, 1), self.paired.contexts(calls)
+        return replace(self.paired, context=context, count=len(calls), seed=seed, known={})
 
 
 @dataclass(eq=False)
@@ -142,9 +132,7 @@ class ClosedLoop:
     unit: UnitName
     seed: int
     reference: Planner
-    form: dict[str, Any] | None = None
-    """Of every context, known after the examples."""
-
+    form: dict[str, Any] | None = None  # of every context, known after the examples
     loop: ClassVar[str] = "closed"
     chunk: ClassVar[int] = 1
     known: ClassVar[dict[int, Tensor]] = {}  # every program meets states of its own

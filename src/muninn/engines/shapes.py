@@ -13,8 +13,8 @@ import torch
 from muninn.context import Context, signature
 from muninn.engines.capture import forget_workspaces, shared_pool
 from muninn.errors import DenoiserError
-from muninn.identity.addresses import Addresses
 from muninn.identity.arithmetic import arithmetic
+from muninn.identity.watch import Addresses
 from muninn.model.planner import Noise, Planner
 
 MOST_SHAPES = 8  # captured at a time; the least recently used is dropped

@@ -17,18 +17,9 @@ import logging
 import re
 import sys
 import sysconfig
+import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    ModuleType,
-)  # fmt: skip
 from typing import Any
 
 import numpy as np
@@ -37,8 +28,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from muninn.errors import CalibrationError, InputError
-from muninn.identity.code_names import all_names, global_names, imported_names
-from muninn.identity.links import of_slots
+from muninn.identity.links import all_names, global_names, imported_names, of_slots
 
 NAME = "muninn_identity"
 """The attribute by which a user names what cannot be hashed: a string, or a method for one."""
@@ -51,9 +41,7 @@ _SKIPPED = {
     "__parameters__", "__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl",
 }  # fmt: skip
 _STANDARD = str(Path(sysconfig.get_path("stdlib")).resolve())
-_CONTAINERS = (dict, list, tuple, set, frozenset, MappingProxyType)
-_DESCRIPTORS = (MemberDescriptorType, GetSetDescriptorType)
-_PACKAGES = {"site-packages", "dist-packages"}
+_CONTAINERS = (dict, list, tuple, set, frozenset, types.MappingProxyType)
 _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", "muninn"}
 
 
@@ -61,14 +49,10 @@ def digest(thing: Any, what: str) -> str:
     """Hash of a function, an object or a context, with all that it reads.
 
     Functions and classes of installed packages count by name; their arguments, closures and
-    attributes are hashed.
+    attributes are hashed. Messages call it ``what``.
 
     >>> digest({"scale": 2.0}, "metric") == digest({"scale": 3.0}, "metric")
     False
-
-    Args:
-        thing: what is hashed.
-        what: its name in messages, ``metric`` say.
 
     Raises:
         CalibrationError: a part cannot be compared between two runs; says which, and how to
@@ -143,7 +127,7 @@ class _Walk:
 
     def _parts(self, thing: Any, path: str) -> Iterator[tuple[str, Any]]:
         """What an object is made of, by name, in a fixed order."""
-        if isinstance(thing, ModuleType):
+        if isinstance(thing, types.ModuleType):
             yield "name", thing.__name__
             file = getattr(thing, "__file__", None)
             if file is not None and not installed(thing):
@@ -153,25 +137,22 @@ class _Walk:
             yield "name", thing.name
         elif isinstance(thing, type):
             yield from _of_class(thing)
-        elif isinstance(thing, FunctionType):
+        elif isinstance(thing, types.FunctionType):
             yield from _of_function(thing)
-        elif isinstance(thing, CodeType):
+        elif isinstance(thing, types.CodeType):
             names = thing.co_names, thing.co_varnames, thing.co_freevars
             yield "code", repr((thing.co_code, *names))
             yield from (("constant", constant) for constant in thing.co_consts)
         elif isinstance(thing, enum.Enum):
             yield "name", thing.name
             yield "value", thing.value
-        elif isinstance(thing, BuiltinFunctionType):
-            yield "name", thing.__qualname__
-            yield "__self__", thing.__self__
-        elif isinstance(thing, MethodType):
-            yield "__func__", thing.__func__
+        elif isinstance(thing, types.BuiltinFunctionType | types.MethodType):
+            yield "function", getattr(thing, "__func__", thing.__qualname__)
             yield "__self__", thing.__self__
         elif isinstance(thing, functools.partial):
             yield "partial", [thing.func, thing.args, thing.keywords]
         else:
-            if isinstance(thing, Mapping | MappingProxyType):
+            if isinstance(thing, Mapping | types.MappingProxyType):
                 for key, value in thing.items():
                     yield "key", key
                     yield f"[{key!r:.40}]", value
@@ -204,11 +185,12 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     for base in kind.__mro__:
         if not installed(base):
             for name, value in vars(base).items():
-                if not (name in _SKIPPED or isinstance(value, _DESCRIPTORS)):
+                slot = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
+                if not (name in _SKIPPED or slot):
                     yield name, _behind(value)
 
 
-def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """Arguments and closure; of one of the user's own also code, globals and imports."""
     code, known = function.__code__, function.__globals__
     for name in ("__defaults__", "__kwdefaults__", "__dict__"):
@@ -227,17 +209,17 @@ def _of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield from _read(name, importlib.import_module(name), code)
 
 
-def _read(name: str, thing: Any, code: CodeType) -> Iterator[tuple[str, Any]]:
+def _read(name: str, thing: Any, code: types.CodeType) -> Iterator[tuple[str, Any]]:
     """What code reads by a name; of a module of the user's own also by the names it uses."""
     yield name, thing
-    if isinstance(thing, ModuleType) and not installed(thing):
+    if isinstance(thing, types.ModuleType) and not installed(thing):
         for member in sorted(all_names(code) & vars(thing).keys()):
             yield from _read(member, vars(thing)[member], code)
 
 
 def installed(thing: Any) -> bool:
     """Whether a class, function or module comes with Python, a package, or Muninn itself."""
-    own = thing if isinstance(thing, ModuleType) else None
+    own = thing if isinstance(thing, types.ModuleType) else None
     module = own or sys.modules.get(str(getattr(thing, "__module__", None)))
     name = getattr(module, "__name__", "__main__")
     if name.partition(".")[0] in _LIBRARIES:
@@ -246,7 +228,8 @@ def installed(thing: Any) -> bool:
     if file is None or name == "__main__":
         return False
     path = Path(file).resolve()
-    return str(path).startswith(_STANDARD) or bool({*path.parts} & _PACKAGES)
+    packages = {"site-packages", "dist-packages"}
+    return str(path).startswith(_STANDARD) or not packages.isdisjoint(path.parts)
 
 
 def _named(thing: Any) -> str | None:

@@ -8,17 +8,16 @@ graphs watch all of them (:class:`muninn.identity.snapshot.Snapshot`).
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import sys
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
-
-from muninn.identity.code_names import global_names, imported_names
 
 COMPILED = "_is_torch_compile"  # torch marks so what it compiled; the module stays what it is
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
@@ -31,26 +30,18 @@ _LIBRARIES = sys.stdlib_module_names | {"torch", "numpy"}  # whose code holds no
 class Link(NamedTuple):
     """One way on from an object.
 
-    Attributes:
-        part: where it leads.
-        owner, key: where the part is looked up; without an owner it stays what it is.
-        attribute: the key is the name of an attribute, not of an item.
-        distance: 0 for what an object cannot do without: its code, its layers.
-        identified: certificates follow it. They go on following the same ones, or those that were
-            made before would be refused.
-        named: one of many names of a namespace, most of which lead nowhere.
-        read: what it leads to is read there; not so for a global that shares its name with an
-            attribute.
+    Certificates follow links that are ``identified``, and go on following the same ones: those
+    that were made before would be refused otherwise.
     """
 
-    part: Any
-    owner: Any = None
+    part: Any  # where it leads
+    owner: Any = None  # where the part is looked up; without an owner it stays what it is
     key: Any = None
-    attribute: bool = False
-    distance: int = 1
+    attribute: bool = False  # the key is the name of an attribute, not of an item
+    distance: int = 1  # 0 for what an object cannot do without: its code, its layers
     identified: bool = True
-    named: bool = False
-    read: bool = True
+    named: bool = False  # one of many names of a namespace, most of which lead nowhere
+    read: bool = True  # not so for a global that only shares its name with an attribute
 
     def skipped(self, skip: Collection[Hashable]) -> bool:
         """Whether ``skip`` names what it leads to, or its place: the owner's identity, the key."""
@@ -162,13 +153,10 @@ def _of_class(kind: type) -> Iterator[Link]:
             space = vars(base)
             for name, part in space.items():
                 code = part.fget if isinstance(part, property) else getattr(part, "__func__", part)
-                if code is part and isinstance(code, FunctionType):
-                    yield Link(code, space, name, distance=0, identified=False, named=True)
-                elif isinstance(code, FunctionType):
+                if code is not part and isinstance(code, FunctionType):
                     yield Link(code, distance=0, identified=False)
-                    yield Link(part, space, name, identified=False, named=True)
-                else:
-                    yield Link(part, space, name, identified=False, named=True)
+                distance = 0 if isinstance(part, FunctionType) else 1
+                yield Link(part, space, name, distance=distance, identified=False, named=True)
 
 
 def from_library(thing: Any) -> bool:
@@ -179,18 +167,39 @@ def from_library(thing: Any) -> bool:
 def _of_module(module: nn.Module) -> Iterator[Link]:
     """Weights, buffers, submodules, and whatever else is an attribute of a module."""
     own = vars(module)
-    parameters, buffers, modules = module._parameters, module._buffers, module._modules
-    for name, weight in parameters.items():
-        yield Link(weight, parameters, name, distance=0)
-    for name, buffer in buffers.items():
-        yield Link(buffer, buffers, name, distance=0)
-    for name, child in modules.items():
-        yield Link(child, modules, name, distance=0)
+    for held in (module._parameters, module._buffers, module._modules):
+        yield from (Link(part, held, name, distance=0) for name, part in held.items())
     for name, part in own.items():
-        empty = (
-            name in _MODULE and isinstance(part, dict | set) and not part
-        )  # hooks, nearly always
+        # Hooks, nearly always.
+        empty = name in _MODULE and isinstance(part, dict | set) and not part
         stands_in = getattr(type(part), "stands_in", False)  # for a method, in a cached policy
         if not (empty or stands_in is True or name in _ELSEWHERE):
             yield Link(part, own, name, identified=False)
     yield Link(type(module), distance=0, identified=False)
+
+
+# -- names that compiled code uses, functions inside of it included --------------------------------
+
+
+@functools.lru_cache(maxsize=65536)
+def global_names(code: CodeType) -> frozenset[str]:
+    """Names that code looks up globally."""
+    return _named_by(code, ("LOAD_GLOBAL", "LOAD_NAME"))
+
+
+@functools.lru_cache(maxsize=65536)
+def imported_names(code: CodeType) -> frozenset[str]:
+    """Modules that code imports by itself."""
+    return _named_by(code, ("IMPORT_NAME",))
+
+
+def all_names(code: CodeType) -> set[str]:
+    """Every name in code: of globals, attributes and imports."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(all_names, inner))
+
+
+def _named_by(code: CodeType, operations: tuple[str, ...]) -> frozenset[str]:
+    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return frozenset(found.union(*(_named_by(constant, operations) for constant in inner)))

@@ -41,29 +41,20 @@ Places = dict[Hashable, Any]
 
 
 class Snapshot:
-    """What some callables hold.
+    """What some callables hold; None and places that ``skip`` names are passed by.
 
-    Attributes:
-        modules: with their train mode in ``modes``.
-        tensors: those with memory of their own, weights and tables alike.
-        arrays: all of them.
-        code: functions, methods of classes and hooks, which count by identity.
-        objects: whatever else counts by identity: modules, arrays, tensors that are made of
-            others, classes, and all that is neither a container nor a plain value.
-        settings: names, types and plain values.
-
-    Args:
-        roots: the callables; None is passed by.
-        skip: places to pass by, as :meth:`rewritten` names them.
+    Functions, methods of classes and hooks are ``code``. Among ``objects`` is whatever else counts
+    by identity: modules, arrays, tensors that are made of others, classes, and all that is neither
+    a container nor a plain value.
     """
 
     def __init__(self, *roots: Any, skip: Collection[Hashable] = ()) -> None:
         self.modules: list[nn.Module] = []
-        self.tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = []  # with memory of their own, weights and tables alike
         self.arrays: list[Any] = []
         self.code: list[Any] = [hook for hooks in _FOR_ALL for hook in hooks.values()]
         self.objects: list[Any] = []
-        self.settings: list[tuple[Any, type, Any]] = []
+        self.settings: list[tuple[Any, type, Any]] = []  # name, type and plain value
         # Owners, keys and parts of items and attributes, by how they are looked up: in long lists,
         # because one comparison of all is several times faster than one for each.
         self._places: dict[Any, tuple[list[Any], list[Any], list[Any]]]
@@ -97,7 +88,11 @@ class Snapshot:
             if not self._enter(part, sized):
                 continue
             library = isinstance(part, FunctionType) and from_library(part)
-            for link in _onward(part):
+            try:
+                onward = list(links(part))
+            except Exception:  # the object's own, and none of a network's: a dead proxy, say
+                continue
+            for link in onward:
                 if not link.read or (library and link.named) or link.skipped(skip):
                     continue
                 if self._follow(part, link):
@@ -222,14 +217,6 @@ class Snapshot:
         written += [array for array, was in pairs if _content(array) != was]
         places = [link for part in written for link in self._owners[id(part)]]
         return {**self.replaced(), **{(id(link.owner), link.key): link.owner for link in places}}
-
-
-def _onward(part: Any) -> list[Link]:
-    """Where to go on from an object; nowhere from what cannot be looked into."""
-    try:
-        return list(links(part))
-    except Exception:  # the object's own, and none of a network's: a dead proxy, say
-        return []
 
 
 def has_memory(tensor: Tensor) -> bool:

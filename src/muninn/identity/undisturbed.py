@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from muninn.identity.arithmetic import Arithmetic
 from muninn.identity.snapshot import Snapshot
@@ -35,13 +34,8 @@ def undisturbed(denoiser: Any, device: torch.device) -> Iterator[None]:
         with torch.no_grad():
             for module, name, buffer, content in buffers:
                 module._buffers[name] = buffer
-                if not _same(buffer, content):
+                if not torch.isclose(buffer, content, rtol=0, atol=0, equal_nan=True).all():
                     buffer.copy_(content)
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """NaN equals NaN."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def under_autocast(arithmetic: Arithmetic, kind: str) -> AbstractContextManager[object]:

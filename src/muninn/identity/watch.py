@@ -1,4 +1,4 @@
-"""Whether a deployed network is still what it was: one watch for every way to switch a cache on."""
+"""Whether a network is still what it was: for graphs that captured it, for deployed planners."""
 
 from __future__ import annotations
 
@@ -12,15 +12,69 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from muninn.identity.addresses import Held
 from muninn.identity.digest import tensor_bytes
 from muninn.identity.links import identified
-from muninn.identity.snapshot import DEPTH, Snapshot, has_memory
+from muninn.identity.snapshot import DEPTH, Places, Snapshot, has_memory
 
 NUMBERS = 8  # in a row that are looked at, because torch does not count writes through ``.data``
 _writes = operator.attrgetter("_version")  # in place
+_dtype = operator.attrgetter("dtype")
 
 Change = Literal["code", "weights or settings"]
+
+
+class Held:
+    """A :class:`Snapshot` of some callables, and a hold on the memory of their tensors.
+
+    An address that is still in use here cannot have been given to another tensor.
+    """
+
+    def __init__(self, *roots: Any, skip: Collection[Hashable] = ()) -> None:
+        self._roots = roots
+        self._skip = skip
+        self._snapshot = self._look()
+        self._held = [tensor.detach() for tensor in self._snapshot.tensors]
+        self._dtypes = list(map(_dtype, self._held))
+
+    def _look(self) -> Snapshot:
+        return Snapshot(*self._roots, skip=self._skip)
+
+    def _same_memory(self) -> bool:
+        tensors = self._snapshot.tensors
+        try:
+            same = all(map(Tensor.is_set_to, tensors, self._held))
+        except RuntimeError:  # on another device, or replaced by one that has no address
+            return False
+        return same and list(map(_dtype, tensors)) == self._dtypes
+
+
+class Addresses(Held):
+    """The memory of all tensors that some callables reach.
+
+    Moving a network, changing its dtype, assigning to its weights or putting another in its place
+    gives other addresses; changing values in place does not. Modules, hooks, arrays and callables
+    count by identity, and so does train mode.
+
+    ``rerun`` runs the callables once more. Attributes that they replace then (attention maps, say)
+    are ignored: a graph writes them before it reads them.
+    """
+
+    def __init__(self, *roots: Any, rerun: Callable[[], Any] | None = None) -> None:
+        skip: Places = {}
+        if rerun is not None:
+            before = Snapshot(*roots)
+            rerun()
+            skip = before.replaced()
+        super().__init__(*roots, skip=skip)
+
+    def unchanged(self) -> bool:
+        """Whether every tensor is where it was; a fraction of a microsecond for each."""
+        if not self._snapshot.intact():
+            now, was = self._look(), self._snapshot
+            if now.modes != was.modes or _captured(now) != _captured(was):
+                return False
+            self._snapshot = now  # a place may have changed, yet hold the same memory
+        return self._same_memory()
 
 
 class Watch(Held):
@@ -32,12 +86,7 @@ class Watch(Held):
     everything within reach by plain settings.
 
     The memory of tensors is held: of a network that was moved, the old storage stays alive until
-    it has been identified again.
-
-    Args:
-        denoiser: the callable.
-        condition: of the planner, or None.
-        skip: places that the network rewrites by itself, which are ignored.
+    it has been identified again. ``skip`` names places that the network rewrites by itself.
     """
 
     def __init__(
@@ -62,12 +111,9 @@ class Watch(Held):
     def change(self, since: Any = None) -> Callable[[], Change | None]:
         """Look now; the function that is returned says what has changed, or None.
 
-        On a GPU the numbers of the weights are compared there, beside whatever the device does,
-        and only the function waits for them. Writes through ``.data`` that leave these numbers of
-        every weight alone are not seen.
-
-        Args:
-            since: from :meth:`mark`; now by default.
+        On a GPU the numbers of the weights are compared there as they are after ``since`` (from
+        :meth:`mark`, or now), beside whatever the device does; only the function waits for them.
+        Writes through ``.data`` that leave these numbers of every weight alone are not seen.
         """
         found = self._change_here()
         if found is not None:
@@ -129,17 +175,13 @@ class Watch(Held):
 
 def in_train_mode(denoiser: Any) -> str | None:
     """The type of a module in train mode that a denoiser reaches, or None."""
-    for module in Snapshot(denoiser).modules:
-        if module.training and _mode_matters(module):
+    dropouts = nn.modules.dropout._DropoutNd
+    for module in filter(operator.attrgetter("training"), Snapshot(denoiser).modules):
+        # Activations may be: libraries keep them as globals, in train mode since they were made.
+        weights = [*module.parameters(), *module.buffers()]
+        if weights or any(isinstance(part, dropouts) for part in module.modules()):
             return type(module).__qualname__
     return None
-
-
-def _mode_matters(module: nn.Module) -> bool:
-    """Not so for activations that libraries keep as globals, in train mode since they were made."""
-    dropouts = nn.modules.dropout._DropoutNd
-    weights = [*module.parameters(), *module.buffers()]
-    return bool(weights) or any(isinstance(part, dropouts) for part in module.modules())
 
 
 def reaches(denoiser: Any, module: nn.Module) -> bool:
@@ -154,6 +196,14 @@ def _memory(parts: Iterable[Any]) -> set[int]:
     ]
     tensors = [value for state in states for value in state if isinstance(value, Tensor)]
     return {tensor.data_ptr() for tensor in tensors if has_memory(tensor)}
+
+
+def _captured(snapshot: Snapshot) -> list[int]:
+    """Identities of what a captured call runs or reads; plain settings are no part of it."""
+    counted = [
+        part for part in snapshot.objects if callable(part) or isinstance(part, Tensor | np.ndarray)
+    ]
+    return [id(part) for part in (*snapshot.code, *counted)]
 
 
 def _counted(weights: list[Tensor]) -> list[Tensor]:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from muninn.certify.certificate import Certificate
-from muninn.certify.metrics import Metric, Tolerance, measure, metric_name, resolve, tolerances
+from muninn.certify.metrics import Metric, Tolerance, measure, tolerances
 from muninn.certify.paired import full_compute
 from muninn.context import Context, select
 from muninn.engines.runtime import log_once
-from muninn.errors import CertificateError, DenoiserError, InputError
+from muninn.errors import CertificateError, DenoiserError
 from muninn.identity.arithmetic import Arithmetic
 from muninn.identity.undisturbed import under_autocast
 from muninn.model.planner import Noise, Planner
@@ -90,22 +90,7 @@ def excess_under(
         raise CertificateError(
             "reference is not the planner that the certificate was measured against; pass that one"
         )
-    try:
-        name, metric = resolve(metric or certificate.metric)
-    except InputError as error:
-        raise InputError(
-            f"the certificate's metric is {certificate.metric!r}; pass the function as metric="
-        ) from error
-    if name != certificate.metric:
-        raise InputError(f"the certificate's metric is {certificate.metric!r}, got {name!r}")
-    tolerance = certificate.tolerance if tolerance is None else tolerance
-    given = metric_name(tolerance) if callable(tolerance) else tolerance
-    named = certificate.tolerance_name or certificate.tolerance
-    if tolerance is None or given not in (certificate.tolerance, certificate.tolerance_name):
-        raise InputError(
-            f"the certificate's tolerance is {named!r}, got {given!r}; pass the function it was "
-            "calibrated with as tolerance="
-        )
+    metric, tolerance = certificate.terms(metric, tolerance)
     return partial(
         excess_of,
         reference=reference or planner,

@@ -102,13 +102,9 @@ def test_a_family_chosen_by_time_is_kept_when_resumed(
     # Times differ from run to run; certify results of one family must never serve another.
     arguments = {"family": None, "objective": "time", "calls": contexts(90), "risk": 0.2,
                  "planner": mixture_planner("ddim", steps=6)}  # fmt: skip
-    monkeypatch.setattr(
-        "muninn.certify.tune._seconds", lambda paired, program: float(len(str(program)))
-    )
+    monkeypatch.setattr("muninn.certify.tune.median_seconds", lambda *_: [1.0, 2.0])
     first = certificate(resume=tmp_path / "j", **arguments)
-    monkeypatch.setattr(
-        "muninn.certify.tune._seconds", lambda paired, program: -float(len(str(program)))
-    )
+    monkeypatch.setattr("muninn.certify.tune.median_seconds", lambda *_: [2.0, 1.0])
     assert certificate(resume=tmp_path / "j", **arguments).family == first.family
 
 

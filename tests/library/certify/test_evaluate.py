@@ -152,13 +152,13 @@ def test_functions_of_the_user_are_asked_for_by_name(issued: Certificate) -> Non
     named = replace(issued, tolerance=None, tolerance_name=limit.__qualname__, metric="own")
     with pytest.raises(InputError, match=r"unknown metric 'own'.*pass a callable"):
         evaluate(planner(), named, contexts(60, 2), tolerance=limit)
-    with pytest.raises(InputError, match="promise is in own, got the metric rms_step"):
+    with pytest.raises(InputError, match="promise is in 'own', got 'rms_step'"):
         evaluate(planner(), named, contexts(60, 2), tolerance=limit, metric=rms_step)
     named = replace(named, metric="rms_step")
     for wrong in (None, TOLERANCE, rms_step):
-        with pytest.raises(InputError, match=r"tolerance test_func.*limit, got .*pass that one"):
+        with pytest.raises(InputError, match=r"tolerance 'test_func.*limit', got .*pass the one"):
             evaluate(planner(), named, contexts(60, 2), tolerance=wrong)
-    with pytest.raises(InputError, match=r"tolerance 0\.1, got 0\.2; pass that one"):
+    with pytest.raises(InputError, match=r"tolerance 0\.1, got 0\.2; pass the one"):
         evaluate(planner(), issued, contexts(60, 2), tolerance=0.2)
     found = evaluate(planner(), named, contexts(60, 2), tolerance=limit, progress=False)
     assert "limit(context) (rms_step)" in found.sentence()

@@ -196,7 +196,7 @@ def test_the_objective_decides_between_the_two_kinds_of_plan(
     kinds["adaptive"] = gates
     spent = {kind: search.score(found.program).evaluations for kind, found in kinds.items()}
     clock = Clock(**{kind: 1.0 if kind == faster else 2.0 for kind in kinds})
-    monkeypatch.setattr("muninn.certify.tune.time", clock)
+    monkeypatch.setattr("muninn.certify.paired.time", clock)
     monkeypatch.setattr("muninn.certify.tune.runtime_for", clock.runtime_for)
 
     assert tuned(paired, objective="time") == kinds[faster].family

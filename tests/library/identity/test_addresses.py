@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muninn.identity.addresses import Addresses
+from muninn.identity.watch import Addresses
 from muninn.model.denoiser import ClassifierFreeGuidance
 
 
@@ -100,7 +100,7 @@ def test_nothing_is_searched_for_while_nothing_is_replaced(
 ) -> None:
     layers = network()
     addresses = Addresses(layers)
-    monkeypatch.setattr("muninn.identity.addresses.Snapshot", None)
+    monkeypatch.setattr("muninn.identity.watch.Snapshot", None)
     layers(torch.zeros(1, 2))
     assert addresses.unchanged()
 

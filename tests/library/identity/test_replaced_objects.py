@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muninn.identity.addresses import Addresses
-from muninn.identity.watch import Watch
+from muninn.identity.watch import Addresses, Watch
 
 
 class Holder:

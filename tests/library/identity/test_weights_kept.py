@@ -116,7 +116,7 @@ def test_a_search_is_repeated_only_when_something_was_replaced(
     module = Remembering()
     fast = deployed(Wrapper(module))
     require_cached(fast)  # ``last`` was None
-    monkeypatch.setattr("muninn.identity.addresses.Snapshot", None)
+    monkeypatch.setattr("muninn.identity.watch.Snapshot", None)
     require_cached(fast)
 
 

@@ -387,7 +387,7 @@ def test_functions_of_the_user_must_be_given_again() -> None:
         watched(issued=own_metric, metric=rms_step)
     own_tolerance = replace(ISSUED, tolerance=None, tolerance_name="loose")
     for wrong in (None, 0.5, lambda context: loose(context)):
-        with pytest.raises(InputError, match="pass the function it was calibrated with"):
+        with pytest.raises(InputError, match="pass the one that it was calibrated with"):
             watched(issued=own_tolerance, tolerance=wrong)
     both = replace(own_tolerance, metric="halved")
     own = watched(issued=both, metric=halved, tolerance=loose)

@@ -86,7 +86,7 @@ class Workbench:
             seed = call_seed(SEED, _STREAMS[stream], 1)
             paired = PairedCalls(self.planner, contexts, len(contexts), rms_step, seed)
             if (path := self._plans(stream)).is_file():
-                paired.remember(load_file(path)["plans"].to(self.device))
+                paired.known = dict(enumerate(load_file(path)["plans"].to(self.device)))
             self._paired[stream] = paired
         return self._paired[stream]
 

@@ -25,7 +25,7 @@ from muninn.certify.certificate import Certificate, library_versions
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls, call_seed
-from muninn.certify.risk import choose_member, order_statistic, scan_members, tolerated
+from muninn.certify.risk import choose_member, order_statistic, scan_members
 from muninn.certify.units import Episodes, PlanFunction
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
@@ -119,7 +119,8 @@ def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
     """
     fresh = excess[max(SIZES) :]
     # A unit's place in the order: the member it tolerates, ties broken by a uniform draw.
-    order = tolerated(excess) + ties.random(len(excess))
+    tolerated = (np.maximum.accumulate(excess, axis=1) <= 1.0).sum(axis=1) - 1
+    order = tolerated + ties.random(len(excess))
     cells = []
     for size, risk in product(SIZES, RISKS):
         cell: dict[str, Any] = {"size": size, "alpha": risk}
