@@ -14,15 +14,9 @@ from safetensors.torch import save_file
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks import (
-    Teacher,
-    TemporalUnet,
-    TrajectoryTransformer,
-    TransformerConfig,
-    UnetConfig,
-    load_teacher,
-    save_teacher,
-)
+from muninn_bench.networks.teacher import Teacher, load_teacher, save_teacher
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.tasks.maze2d.maze import plan_is_free, sample_problems
 from muninn_bench.tasks.maze2d.planner import (
     BUNDLED,

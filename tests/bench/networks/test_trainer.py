@@ -13,17 +13,12 @@ import torch
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks import (
-    TemporalUnet,
-    TrajectoryTransformer,
-    TransformerConfig,
-    UnetConfig,
-    load_teacher,
-    trainer,
-)
+from muninn_bench.networks import trainer
 from muninn_bench.networks.runs import Runs
-from muninn_bench.networks.teacher import NetworkConfig
+from muninn_bench.networks.teacher import NetworkConfig, load_teacher
 from muninn_bench.networks.trainer import Training, train
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.networks.windows import (
     PlanSource,
     largest_value,

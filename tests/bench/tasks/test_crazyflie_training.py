@@ -11,9 +11,10 @@ import torch
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks import TemporalUnet, UnetConfig, load_teacher
 from muninn_bench.networks.runs import Runs, load_runs, save_runs
+from muninn_bench.networks.teacher import load_teacher
 from muninn_bench.networks.trainer import Training, train
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.networks.windows import PlanSource, split_runs, symmetric_limits
 from muninn_bench.planners.diffuser_lesson import DiffuserLesson, PlanLoss
 from muninn_bench.registry import find_task
