@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -35,14 +34,12 @@ class Teacher:
     ``mean + std``, so that values are standardised, and ``clip`` is the largest of the data.
 
     Attributes:
-        network: Maps ``(x, t)`` to its prediction, all ``(batch, horizon, channels)``.
-        low: World value that becomes -1, per channel, shape ``(channels,)``.
-        high: World value that becomes +1, per channel, shape ``(channels,)``.
-        horizon: Frames in a plan.
-        schedule: Noise schedule the network was trained on.
-        frame_seconds: Seconds between two frames of a plan.
-        predicts: What the network predicts: ``sample``, the clean plan, or ``epsilon``, the noise.
-        clip: Bound on clean plans in normalised coordinates; samplers clip to it.
+        network: maps ``(x, t)`` to its prediction, all ``(batch, horizon, channels)``.
+        low, high: world values that become -1 and +1, ``(channels,)``.
+        horizon, frame_seconds: frames in a plan, and the time between two.
+        schedule: on which the network was trained.
+        predicts: ``sample``, the clean plan, or ``epsilon``, the noise.
+        clip: bound on clean plans in normalised coordinates; samplers clip to it.
     """
 
     network: Network
@@ -113,8 +110,8 @@ def load_teacher(path: Path | str) -> Teacher:
     """Read a teacher; the network comes in float32, in evaluation mode, without gradients.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        InputError: If the file is not a teacher, or its network, prediction or schedule is unknown.
+        FileNotFoundError: there is no such file.
+        InputError: it is not a teacher, or its network, prediction or schedule is unknown.
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"no teacher at {path}")
@@ -131,7 +128,15 @@ def load_teacher(path: Path | str) -> Teacher:
             f"unknown prediction {description['predicts']!r}; known: {', '.join(_STORED_KINDS)}"
         )
     schedule = Schedule.cosine(description["schedule"]["steps"])
-    network = build_network(_config(description), schedule, description["horizon"])
+    name, settings = description.get("network", "unet"), description["architecture"]
+    config: NetworkConfig
+    if name == "unet":
+        config = UnetConfig(**{**settings, "widths": tuple(settings["widths"])})
+    elif name == "transformer":
+        config = TransformerConfig(**settings)
+    else:
+        raise InputError(f"unknown network {name!r}; known: 'unet', 'transformer'")
+    network = build_network(config, schedule, description["horizon"])
     network.load_state_dict(weights)
     return Teacher(
         network=network.eval().requires_grad_(False),
@@ -143,13 +148,3 @@ def load_teacher(path: Path | str) -> Teacher:
         predicts=_STORED_KINDS[description["predicts"]],
         clip=description["clip"],
     )
-
-
-def _config(description: dict[str, Any]) -> NetworkConfig:
-    """Return the stored architecture; files without a network's name hold a U-Net."""
-    name, settings = description.get("network", "unet"), description["architecture"]
-    if name == "unet":
-        return UnetConfig(**{**settings, "widths": tuple(settings["widths"])})
-    if name == "transformer":
-        return TransformerConfig(**settings)
-    raise InputError(f"unknown network {name!r}; known: 'unet', 'transformer'")

@@ -154,19 +154,12 @@ class TrajectoryTransformer(nn.Module):
 
 
 def _check(config: TransformerConfig, horizon: int) -> None:
-    if horizon % config.patch:
-        raise InputError(
-            f"horizon {horizon} is not a multiple of the patch of {config.patch} frames; change "
-            "either"
-        )
-    if config.width % config.heads:
-        raise InputError(
-            f"width {config.width} is not a multiple of {config.heads} heads; change either"
-        )
+    patch, width, heads, blocks = config.patch, config.width, config.heads, config.blocks
+    if horizon % patch:
+        raise InputError(f"horizon {horizon} is not a multiple of the patch of {patch} frames")
+    if width % heads:
+        raise InputError(f"width {width} is not a multiple of {heads} heads; change either")
     if config.kernel % 2 == 0:
         raise InputError(f"the kernel must be odd, got {config.kernel}")
-    if config.blocks % 4 or config.blocks < 4:
-        raise InputError(
-            f"blocks must be a multiple of 4, got {config.blocks}: the stem is a quarter of them, "
-            "or half"
-        )
+    if blocks % 4 or blocks < 4:
+        raise InputError(f"blocks must be a multiple of 4, got {blocks}: a stem is a quarter")
