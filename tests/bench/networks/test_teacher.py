@@ -17,7 +17,8 @@ from muninn.model.schedule import Schedule
 from muninn_bench.networks.teacher import Teacher, load_teacher, save_teacher
 from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
-from muninn_bench.tasks.maze2d.maze import plan_is_free, sample_problems
+from muninn_bench.tasks.maze2d.clearance import plan_is_free
+from muninn_bench.tasks.maze2d.maze import sample_problems
 from muninn_bench.tasks.maze2d.planner import (
     BUNDLED,
     bundled_teacher,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from muninn.errors import InputError
+from muninn_bench.tasks.maze2d.clearance import inside_walls, plan_is_free
 from muninn_bench.tasks.maze2d.maze import (
     CELL_SIZE,
     EXTENT,
@@ -16,8 +17,6 @@ from muninn_bench.tasks.maze2d.maze import (
     cell_centre,
     cell_of,
     free_cells,
-    inside_walls,
-    plan_is_free,
     sample_problems,
     shortest_route,
     steps_to,

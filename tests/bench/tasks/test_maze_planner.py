@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from muninn.model.schedule import Schedule
 from muninn_bench.networks.teacher import Teacher
+from muninn_bench.planners.diffuser import inpaint_ends
 from muninn_bench.tasks.maze2d.maze import sample_problems
-from muninn_bench.tasks.maze2d.planner import inpaint_ends, maze_contexts, sample_plans
+from muninn_bench.tasks.maze2d.planner import maze_contexts, sample_plans
 
 PROBLEMS = sample_problems(5, seed=0)
 

@@ -18,10 +18,10 @@ from muninn.engines.run_state import RunState
 from muninn.model.sampler import Sampler
 from muninn.progress import Task
 from muninn_bench.measure.parts import Parts, Seams, device_parts, host_parts
+from muninn_bench.planners.diffuser import InpaintedDenoiser
 from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.variants import InpaintedEnds, TimedVariant
 from muninn_bench.studies.latency.ways import Way
-from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
 
 SEAMS: Seams = {
     "network": ((InpaintedDenoiser, "__call__"),),

@@ -14,7 +14,8 @@ import torch
 
 from muninn_bench.measure.statistics import wilson
 from muninn_bench.networks.teacher import load_teacher
-from muninn_bench.tasks.maze2d.maze import BALL_RADIUS, plan_is_free, sample_problems
+from muninn_bench.tasks.maze2d.clearance import plan_is_free
+from muninn_bench.tasks.maze2d.maze import BALL_RADIUS, sample_problems
 from muninn_bench.tasks.maze2d.planner import sample_plans
 
 PLAN_SEED = 20_000
