@@ -20,21 +20,13 @@ from muninn.files import write_whole
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs one after another, each ending at its goal.
+    """Runs one after another, each ending at its goal."""
 
-    Attributes:
-        frames: world units, shape (total frames, channels), float32.
-        offsets: first frame of each run and the total, shape (runs + 1,).
-        frame_seconds: seconds between two frames.
-        position_channels: leading channels that are a position.
-        state_channels: leading channels that are inpainted at start and goal.
-    """
-
-    frames: NDArray[np.float32]
-    offsets: NDArray[np.int64]
-    frame_seconds: float
-    position_channels: int
-    state_channels: int
+    frames: NDArray[np.float32]  # world units, (total frames, channels)
+    offsets: NDArray[np.int64]  # first frame of each run and the total, (runs + 1,)
+    frame_seconds: float  # between two frames
+    position_channels: int  # leading channels that are a position
+    state_channels: int  # leading channels that are inpainted at start and goal
 
 
 def save_runs(path: Path, runs: Runs) -> None:

@@ -25,6 +25,11 @@ _FORMAT = "muninn-teacher-1"
 _STORED_KINDS: dict[str, Kind] = {"x0": "sample", "epsilon": "epsilon"}
 
 
+def normalised(world: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Values with ``[low, high]`` mapped to ``[-1, 1]``, channels last."""
+    return 2.0 * (world - low) / (high - low) - 1.0
+
+
 @dataclass(frozen=True)
 class Teacher:
     """A trained network, its coordinates and its noise schedule.
@@ -63,7 +68,7 @@ class Teacher:
     def normalise(self, world: Tensor) -> Tensor:
         """Map ``[low, high]`` to ``[-1, 1]``; the last axis: all channels, or the first few."""
         low, high = self._limits(world)
-        return 2.0 * (world - low) / (high - low) - 1.0
+        return normalised(world, low, high)
 
     def unnormalise(self, plan: Tensor) -> Tensor:
         """Map ``[-1, 1]`` to ``[low, high]``; the last axis: all channels, or the first few."""

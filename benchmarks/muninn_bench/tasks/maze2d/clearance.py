@@ -55,7 +55,7 @@ def wall_distance(points: Tensor) -> Tensor:
 
 
 def inside_walls(positions: NDArray[np.floating], radius: float = 0.0) -> NDArray[np.bool_]:
-    """Whether a wall holds a position (..., 2), metres, or is nearer than ``radius``: (...).
+    """Whether a wall holds or touches positions (..., 2), or is nearer than ``radius``, metres.
 
     Everything outside the grid is wall, and so is what is not finite.
 

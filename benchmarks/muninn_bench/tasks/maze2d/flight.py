@@ -40,16 +40,11 @@ _WALL_CENTRES = np.array([cell_centre(cell) for cell in np.argwhere(WALLS)])
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What the planner does not know.
+    """What the planner does not know: standard deviations."""
 
-    Attributes:
-        gust: standard deviation of the force on the ball, in units of the largest action.
-        position_noise, velocity_noise: standard deviations of the sensed state, m and m/s.
-    """
-
-    gust: float = 0.3
-    position_noise: float = 0.01
-    velocity_noise: float = 0.05
+    gust: float = 0.3  # of the force on the ball, in units of the largest action
+    position_noise: float = 0.01  # of the sensed state, metres
+    velocity_noise: float = 0.05  # metres per second
 
 
 def wall_clearance(position: FloatArray) -> float:

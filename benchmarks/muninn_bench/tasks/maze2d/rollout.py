@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,17 +37,15 @@ def reach(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> float 
     target = np.stack([np.interp(at, known, column) for column in frames[:, :4].T], axis=1)
     world = shared_world()
     state = world.place(problem, seed)
-    for step in count():
+    step, success, ended = 0, False, False
+    while not (success or ended):
         wanted = target[min(step, len(target) - 1)]
         # Once the plan is over its last frame is a place to stay at.
         velocity = wanted[2:] if step < len(target) else np.zeros(2)
         action = tracking_action(state[:2], state[2:], wanted[:2], velocity)
         state, success, ended = world.step(action)
-        if success:
-            return (step + 1) * TIME_STEP
-        if ended:
-            return None
-    raise AssertionError("the environment never ended the episode")
+        step += 1
+    return step * TIME_STEP if success else None
 
 
 def follow_all(problems: list[MazeProblem], plans: NDArray[np.floating]) -> NDArray[np.bool_]:

@@ -24,11 +24,8 @@ HELD_OUT = 0.03
 class PolicyLesson:
     """See :class:`muninn_bench.networks.trainer.Lesson`.
 
-    Args:
-        data: file of :mod:`muninn_bench.tasks.metaworld.data`.
-        flow: flow matching instead of diffusion.
-        device: where to train.
-        seed: of the weights.
+    ``data`` is a file of :mod:`muninn_bench.tasks.metaworld.data`; ``flow`` asks for flow matching
+    instead of diffusion.
 
     Raises:
         InputError: the data holds fewer than two episodes.

@@ -30,6 +30,12 @@ def features(observations: Tensor) -> dict[str, Tensor]:
     return {STATE: observations[..., :4], SCENE: scene}
 
 
+def channels(demonstrations: Demonstrations) -> dict[str, Tensor]:
+    """Features and actions of all steps, under LeRobot's names."""
+    seen = features(torch.from_numpy(demonstrations.observations))
+    return seen | {"action": torch.from_numpy(demonstrations.actions)}
+
+
 def make_policy(down_dims: tuple[int, ...] = (48, 96, 192)) -> Any:
     """An untrained policy: two observations, 16 actions planned, 8 executed, 100 DDPM steps."""
     from lerobot.configs.types import (  # type: ignore[import-not-found]
@@ -75,13 +81,9 @@ def make_processors(policy: Any, demonstrations: Demonstrations) -> tuple[Any, A
         make_diffusion_pre_post_processors,
     )
 
-    channels = {
-        **features(torch.from_numpy(demonstrations.observations)),
-        "action": torch.from_numpy(demonstrations.actions),
-    }
     limits = {
         name: {"min": values.amin(dim=0), "max": values.amax(dim=0)}
-        for name, values in channels.items()
+        for name, values in channels(demonstrations).items()
     }
     processors: tuple[Any, Any] = make_diffusion_pre_post_processors(policy.config, limits)
     return processors
@@ -96,10 +98,7 @@ def save_policy(folder: Path, policy: Any, preprocessor: Any, postprocessor: Any
 def load_policy(folder: Path, scheduler: str, steps: int) -> tuple[Any, Any, Any]:
     """Policy in eval mode, preprocessor and postprocessor, on the CPU.
 
-    Args:
-        folder: written by :func:`save_policy`.
-        scheduler: ``DDPM`` or ``DDIM``; the weights are the same.
-        steps: of inference.
+    The ``scheduler`` is ``DDPM`` or ``DDIM``, of so many steps; the weights are the same.
 
     Raises:
         InputError: no checkpoint there.

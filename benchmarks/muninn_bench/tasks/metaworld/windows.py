@@ -10,7 +10,7 @@ from torch import Tensor
 
 from muninn.errors import InputError
 from muninn_bench.tasks.metaworld.data import Demonstrations
-from muninn_bench.tasks.metaworld.policy import features
+from muninn_bench.tasks.metaworld.policy import channels
 
 
 class Windows:
@@ -21,25 +21,16 @@ class Windows:
     step is repeated, and ``action_is_pad`` says so. The last ``drop_n_last_frames`` steps of an
     episode have no window: too much of it would be padding.
 
-    Args:
-        demonstrations: the episodes.
-        config: of the policy.
-        preprocessor: of the policy; normalises everything once.
-        device: where to keep them.
+    The policy's preprocessor normalises everything once.
 
     Raises:
         InputError: no episode is long enough.
     """
 
     def __init__(
-        self,
-        demonstrations: Demonstrations,
-        config: Any,
-        preprocessor: Any,
-        device: torch.device,
+        self, demonstrations: Demonstrations, config: Any, preprocessor: Any, device: torch.device
     ) -> None:
-        actions = torch.from_numpy(demonstrations.actions)
-        steps = features(torch.from_numpy(demonstrations.observations)) | {"action": actions}
+        steps = channels(demonstrations)
         normalised = preprocessor(dict(steps))
         self._steps = {name: normalised[name].to(device) for name in steps}
         first, last = demonstrations.offsets[:-1], demonstrations.offsets[1:] - 1
