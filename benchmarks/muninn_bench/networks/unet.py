@@ -116,7 +116,7 @@ class Attention(nn.Module):
 
 def attend(projected: Tensor, heads: int) -> Tensor:
     """Attention of queries, keys and values, (batch, tokens, 3 width) to (batch, tokens, width)."""
-    joint = projected.unflatten(-1, (3, heads, -1))
+    joint = projected.view(*projected.shape[:2], 3, heads, -1)
     query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(dim=0)
     mixed = functional.scaled_dot_product_attention(query, key, value)
     return mixed.transpose(1, 2).flatten(2)

@@ -11,7 +11,14 @@ from torch import Tensor, nn
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks.runs import Runs
+from muninn_bench.networks.runs import (
+    PlanSource,
+    Runs,
+    largest_value,
+    split_runs,
+    standard_limits,
+    symmetric_limits,
+)
 from muninn_bench.networks.teacher import (
     Network,
     NetworkConfig,
@@ -20,13 +27,6 @@ from muninn_bench.networks.teacher import (
     save_teacher,
 )
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.networks.windows import (
-    PlanSource,
-    largest_value,
-    split_runs,
-    standard_limits,
-    symmetric_limits,
-)
 from muninn_bench.planners.diffuser import inpaint_ends
 
 

@@ -14,18 +14,18 @@ import torch
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn_bench.networks import trainer
-from muninn_bench.networks.runs import Runs
-from muninn_bench.networks.teacher import NetworkConfig, load_teacher
-from muninn_bench.networks.trainer import Training, train
-from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
-from muninn_bench.networks.unet import TemporalUnet, UnetConfig
-from muninn_bench.networks.windows import (
+from muninn_bench.networks.runs import (
     PlanSource,
+    Runs,
     largest_value,
     split_runs,
     standard_limits,
     symmetric_limits,
 )
+from muninn_bench.networks.teacher import NetworkConfig, load_teacher
+from muninn_bench.networks.trainer import Training, train
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.planners.diffuser_lesson import DiffuserLesson, plan_loss
 
 TINY_TRANSFORMER = TransformerConfig(

@@ -11,11 +11,17 @@ import torch
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks.runs import Runs, load_runs, save_runs
+from muninn_bench.networks.runs import (
+    PlanSource,
+    Runs,
+    load_runs,
+    save_runs,
+    split_runs,
+    symmetric_limits,
+)
 from muninn_bench.networks.teacher import load_teacher
 from muninn_bench.networks.trainer import Training, train
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
-from muninn_bench.networks.windows import PlanSource, split_runs, symmetric_limits
 from muninn_bench.planners.diffuser_lesson import DiffuserLesson, plan_loss
 from muninn_bench.registry import find_task
 from muninn_bench.tasks.flown import FlownTask

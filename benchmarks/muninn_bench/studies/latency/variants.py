@@ -21,7 +21,7 @@ from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
 from muninn_bench.networks.half import halve
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
-from muninn_bench.planners.diffuser import inpaint_ends
+from muninn_bench.planners.diffuser import InpaintedDenoiser, inpaint_ends
 from muninn_bench.tasks.maze2d import planner as maze2d
 from muninn_bench.tasks.maze2d.maze import sample_problems
 
@@ -117,7 +117,7 @@ def random_variant(
     network = network.to(device)
     if precision == "fp16":
         halve(network)
-    denoiser, sampler = maze2d.InpaintedDenoiser(network), ddim(schedule, kind="sample", clip=1.0)
+    denoiser, sampler = InpaintedDenoiser(network), ddim(schedule, kind="sample", clip=1.0)
     shape = (horizon, config.channels)
     planner = Planner(denoiser, sampler, shape, condition=InpaintedEnds(), device=device)
     return TimedVariant(name, title, network, planner, contexts, precision)

@@ -35,7 +35,7 @@ GOAL_RADIUS = 0.45  # metres, the environment's own
 TIME_LIMIT = 8.0  # seconds, the environment's 800 steps
 TOP_SPEED = 5.0  # metres per second and axis to which the environment clips velocities
 
-_WALL_CENTRES = np.array([cell_centre(cell) for cell in np.argwhere(WALLS)])
+_WALL_CENTRES = np.array([cell_centre((row, column)) for row, column in np.argwhere(WALLS)])
 
 
 @dataclass(frozen=True)

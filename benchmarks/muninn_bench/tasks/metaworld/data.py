@@ -98,12 +98,13 @@ def demonstrate(world: PickPlace, index: int) -> tuple[FloatArray, FloatArray]:
 
 def save_demonstrations(path: Path, episodes: Sequence[Episode]) -> None:
     """Write episodes; the file appears whole or not at all."""
-    observations, actions = (
-        np.concatenate(values).astype(np.float32) for values in zip(*episodes, strict=True)
+    store = partial(
+        np.savez_compressed,
+        observations=np.concatenate([seen for seen, _ in episodes]).astype(np.float32),
+        actions=np.concatenate([done for _, done in episodes]).astype(np.float32),
+        offsets=np.cumsum([0, *(len(done) for _, done in episodes)]).astype(np.int64),
     )
-    offsets = np.cumsum([0, *(len(done) for _, done in episodes)]).astype(np.int64)
-    arrays = {"observations": observations, "actions": actions, "offsets": offsets}
-    write_whole(path, partial(np.savez_compressed, **arrays))
+    write_whole(path, store)
 
 
 def load_demonstrations(path: Path) -> Demonstrations:

@@ -16,7 +16,6 @@ from muninn_bench.tasks.metaworld.data import Demonstrations
 from muninn_bench.tasks.metaworld.world import ACTION
 
 STATE, SCENE = "observation.state", "observation.environment_state"
-_STATE_SIZE, _SCENE_SIZE = 4, 6
 
 
 def features(observations: Tensor) -> dict[str, Tensor]:
@@ -38,19 +37,14 @@ def channels(demonstrations: Demonstrations) -> dict[str, Tensor]:
 
 def make_policy(down_dims: tuple[int, ...] = (48, 96, 192)) -> Any:
     """An untrained policy: two observations, 16 actions planned, 8 executed, 100 DDPM steps."""
-    from lerobot.configs.types import (  # type: ignore[import-not-found]
-        FeatureType,
-        NormalizationMode,
-        PolicyFeature,
-    )
-    from lerobot.policies.diffusion.configuration_diffusion import (  # type: ignore[import-not-found]
-        DiffusionConfig,
-    )
-    from lerobot.policies.diffusion.modeling_diffusion import (  # type: ignore[import-not-found]
-        DiffusionPolicy,
+    from lerobot.configs import types  # type: ignore[import-not-found]
+    from lerobot.policies.diffusion import (  # type: ignore[import-not-found]
+        configuration_diffusion,
+        modeling_diffusion,
     )
 
-    config = DiffusionConfig(
+    minmax, feature = types.NormalizationMode.MIN_MAX, types.PolicyFeature
+    config = configuration_diffusion.DiffusionConfig(
         n_obs_steps=2,
         horizon=16,
         n_action_steps=8,
@@ -60,19 +54,17 @@ def make_policy(down_dims: tuple[int, ...] = (48, 96, 192)) -> Any:
         prediction_type="epsilon",
         clip_sample=True,
         # LeRobot's default leaves the environment state as it is, in metres: almost constant.
-        normalization_mapping={
-            name: NormalizationMode.MIN_MAX for name in ("STATE", "ENV", "ACTION")
-        },
+        normalization_mapping=dict.fromkeys(("STATE", "ENV", "ACTION"), minmax),
         input_features={
-            STATE: PolicyFeature(FeatureType.STATE, (_STATE_SIZE,)),
-            SCENE: PolicyFeature(FeatureType.ENV, (_SCENE_SIZE,)),
+            STATE: feature(types.FeatureType.STATE, (4,)),
+            SCENE: feature(types.FeatureType.ENV, (6,)),
         },
-        output_features={"action": PolicyFeature(FeatureType.ACTION, (ACTION,))},
+        output_features={"action": feature(types.FeatureType.ACTION, (ACTION,))},
         # Of the saved processors. Weights may be trained elsewhere.
         device="cpu",
         push_to_hub=False,
     )
-    return DiffusionPolicy(config)
+    return modeling_diffusion.DiffusionPolicy(config)
 
 
 def make_processors(policy: Any, demonstrations: Demonstrations) -> tuple[Any, Any]:
@@ -104,7 +96,9 @@ def load_policy(folder: Path, scheduler: str, steps: int) -> tuple[Any, Any, Any
         InputError: no checkpoint there.
     """
     from lerobot.configs.policies import PreTrainedConfig  # type: ignore[import-not-found]
-    from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+    from lerobot.policies.diffusion.modeling_diffusion import (  # type: ignore[import-not-found]
+        DiffusionPolicy,
+    )
     from lerobot.policies.factory import make_pre_post_processors  # type: ignore[import-not-found]
 
     if not (folder / "config.json").is_file():
