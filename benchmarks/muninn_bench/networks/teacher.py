@@ -22,7 +22,7 @@ Network = TemporalUnet | TrajectoryTransformer
 NetworkConfig = UnetConfig | TransformerConfig
 
 _FORMAT = "muninn-teacher-1"
-_STORED_KINDS: dict[str, Kind] = {"x0": "sample", "epsilon": "epsilon"}
+_STORED_KINDS: dict[Kind, str] = {"sample": "x0", "epsilon": "epsilon"}
 
 
 def normalised(world: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -43,7 +43,6 @@ class Teacher:
         low, high: world values that become -1 and +1, ``(channels,)``.
         horizon, frame_seconds: frames in a plan, and the time between two.
         schedule: on which the network was trained.
-        predicts: ``sample``, the clean plan, or ``epsilon``, the noise.
         clip: bound on clean plans in normalised coordinates; samplers clip to it.
     """
 
@@ -53,17 +52,16 @@ class Teacher:
     horizon: int
     schedule: Schedule
     frame_seconds: float
-    predicts: Kind = "sample"
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.predicts not in _STORED_KINDS.values():
-            raise InputError(
-                f"a teacher predicts 'sample' or 'epsilon', got {self.predicts!r}; convert the "
-                "network's prediction to either"
-            )
         if not self.clip > 0.0:
             raise InputError(f"clip must be a positive bound on clean plans, got {self.clip}")
+
+    @property
+    def predicts(self) -> Kind:
+        """``sample``, the clean plan, or ``epsilon``, the noise."""
+        return self.network.predicts
 
     def normalise(self, world: Tensor) -> Tensor:
         """Map ``[low, high]`` to ``[-1, 1]``; the last axis: all channels, or the first few."""
@@ -91,7 +89,6 @@ def build_network(config: NetworkConfig, schedule: Schedule, horizon: int) -> Ne
 
 def save_teacher(path: Path | str, teacher: Teacher) -> None:
     """Write weights in half precision, with architecture, limits and schedule as JSON metadata."""
-    stored = {kind: name for name, kind in _STORED_KINDS.items()}
     description = {
         "format": _FORMAT,
         "network": "unet" if isinstance(teacher.network, TemporalUnet) else "transformer",
@@ -100,7 +97,7 @@ def save_teacher(path: Path | str, teacher: Teacher) -> None:
         "low": teacher.low.tolist(),
         "high": teacher.high.tolist(),
         "schedule": {"name": teacher.schedule.name, "steps": teacher.schedule.steps},
-        "predicts": stored[teacher.predicts],
+        "predicts": _STORED_KINDS[teacher.predicts],
         "clip": teacher.clip,
         "frame_seconds": teacher.frame_seconds,
     }
@@ -128,10 +125,6 @@ def load_teacher(path: Path | str) -> Teacher:
         raise InputError(f"{path} is not a {_FORMAT} file: format {description.get('format')!r}")
     if description["schedule"]["name"] != "cosine":
         raise InputError(f"unknown schedule {description['schedule']['name']!r}; known: 'cosine'")
-    if description["predicts"] not in _STORED_KINDS:
-        raise InputError(
-            f"unknown prediction {description['predicts']!r}; known: {', '.join(_STORED_KINDS)}"
-        )
     schedule = Schedule.cosine(description["schedule"]["steps"])
     name, settings = description.get("network", "unet"), description["architecture"]
     config: NetworkConfig
@@ -142,6 +135,8 @@ def load_teacher(path: Path | str) -> Teacher:
     else:
         raise InputError(f"unknown network {name!r}; known: 'unet', 'transformer'")
     network = build_network(config, schedule, description["horizon"])
+    if description["predicts"] != (known := _STORED_KINDS[network.predicts]):
+        raise InputError(f"unknown prediction {description['predicts']!r}; a {name} has {known!r}")
     network.load_state_dict(weights)
     return Teacher(
         network=network.eval().requires_grad_(False),
@@ -150,6 +145,5 @@ def load_teacher(path: Path | str) -> Teacher:
         horizon=description["horizon"],
         schedule=schedule,
         frame_seconds=description["frame_seconds"],
-        predicts=_STORED_KINDS[description["predicts"]],
         clip=description["clip"],
     )

@@ -95,9 +95,8 @@ class DiffuserLesson:
         self.kind = f"diffuser {config}"
         self.network = build_network(config, schedule, horizon).to(device)
         self._teacher = Teacher(
-            self.network, low, high, horizon, schedule, runs.frame_seconds, self.network.predicts,
-            clip,
-        )  # fmt: skip
+            self.network, low, high, horizon, schedule, runs.frame_seconds, clip
+        )
         self._alpha_bar = torch.from_numpy(schedule.alpha_bar).to(device)
         self._state_channels = runs.state_channels
         training, rest = split_runs(runs, held_out)

@@ -42,7 +42,7 @@ def transformer_teacher() -> Teacher:
     torch.manual_seed(0)
     config = TransformerConfig(patch=4, width=16, blocks=4, heads=2, frame_width=8, time_width=16)
     network = TrajectoryTransformer(config, SCHEDULE, 16).eval()
-    return Teacher(network, LOW, HIGH, 16, SCHEDULE, 0.03, predicts="epsilon", clip=2.5)
+    return Teacher(network, LOW, HIGH, 16, SCHEDULE, 0.03, clip=2.5)
 
 
 @pytest.mark.parametrize("build", [unet_teacher, transformer_teacher])
@@ -96,6 +96,7 @@ def test_files_without_a_networks_name_hold_a_unet(tmp_path: Path) -> None:
     [
         ("network", "recurrent", "unknown network 'recurrent'"),
         ("predicts", "v", "unknown prediction 'v'"),
+        ("predicts", "epsilon", "unknown prediction 'epsilon'; a unet has 'x0'"),
         ("schedule", {"name": "linear", "steps": 5}, "unknown schedule 'linear'"),
     ],
 )
@@ -132,8 +133,6 @@ def test_normalising_maps_limits_to_one_and_back() -> None:
 
 
 def test_impossible_terms_are_refused() -> None:
-    with pytest.raises(InputError, match="'sample' or 'epsilon', got 'v'"):
-        replace(unet_teacher(), predicts="v")
     with pytest.raises(InputError, match="positive"):
         replace(unet_teacher(), clip=0.0)
 

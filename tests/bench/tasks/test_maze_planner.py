@@ -19,6 +19,8 @@ PROBLEMS = sample_problems(5, seed=0)
 class Constant(nn.Module):
     """Predict one value everywhere, and keep the inputs."""
 
+    predicts = "sample"
+
     def __init__(self, value: float) -> None:
         super().__init__()
         self.value = value
