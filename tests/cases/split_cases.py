@@ -47,6 +47,28 @@ def attributes(network: nn.Module) -> dict[str, dict[str, Any]]:
     return {name: dict(vars(module)) for name, module in network.named_modules()}
 
 
+class Perceptron(nn.Module):
+    """A perceptron over the flattened plan and the timestep: no frames, one place to split at."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(horizon * DIM + 1, 16), nn.Mish())
+        self.head = nn.Linear(16, horizon * DIM)
+
+    def stem(self, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
+        out: Tensor = self.hidden(torch.cat([x.flatten(1), t[:, None].to(x.dtype)], dim=1))
+        return out
+
+    def core(self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
+        return self.head(h).view_as(x)
+
+    def pool(self, h: Tensor) -> Tensor:
+        return h
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.core(self.stem(x, t), x, t)
+
+
 class Position(nn.Module):
     """A table of positions: the same for every row."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -23,7 +22,12 @@ Network = TemporalUnet | TrajectoryTransformer
 NetworkConfig = UnetConfig | TransformerConfig
 
 _FORMAT = "muninn-teacher-1"
-_STORED_KINDS: dict[str, Kind] = {"x0": "sample", "epsilon": "epsilon"}
+_STORED_KINDS: dict[Kind, str] = {"sample": "x0", "epsilon": "epsilon"}
+
+
+def normalised(world: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Values with ``[low, high]`` mapped to ``[-1, 1]``, channels last."""
+    return 2.0 * (world - low) / (high - low) - 1.0
 
 
 @dataclass(frozen=True)
@@ -35,14 +39,11 @@ class Teacher:
     ``mean + std``, so that values are standardised, and ``clip`` is the largest of the data.
 
     Attributes:
-        network: Maps ``(x, t)`` to its prediction, all ``(batch, horizon, channels)``.
-        low: World value that becomes -1, per channel, shape ``(channels,)``.
-        high: World value that becomes +1, per channel, shape ``(channels,)``.
-        horizon: Frames in a plan.
-        schedule: Noise schedule the network was trained on.
-        frame_seconds: Seconds between two frames of a plan.
-        predicts: What the network predicts: ``sample``, the clean plan, or ``epsilon``, the noise.
-        clip: Bound on clean plans in normalised coordinates; samplers clip to it.
+        network: maps ``(x, t)`` to its prediction, all ``(batch, horizon, channels)``.
+        low, high: world values that become -1 and +1, ``(channels,)``.
+        horizon, frame_seconds: frames in a plan, and the time between two.
+        schedule: on which the network was trained.
+        clip: bound on clean plans in normalised coordinates; samplers clip to it.
     """
 
     network: Network
@@ -51,22 +52,21 @@ class Teacher:
     horizon: int
     schedule: Schedule
     frame_seconds: float
-    predicts: Kind = "sample"
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.predicts not in _STORED_KINDS.values():
-            raise InputError(
-                f"a teacher predicts 'sample' or 'epsilon', got {self.predicts!r}; convert the "
-                "network's prediction to either"
-            )
         if not self.clip > 0.0:
             raise InputError(f"clip must be a positive bound on clean plans, got {self.clip}")
+
+    @property
+    def predicts(self) -> Kind:
+        """``sample``, the clean plan, or ``epsilon``, the noise."""
+        return self.network.predicts
 
     def normalise(self, world: Tensor) -> Tensor:
         """Map ``[low, high]`` to ``[-1, 1]``; the last axis: all channels, or the first few."""
         low, high = self._limits(world)
-        return 2.0 * (world - low) / (high - low) - 1.0
+        return normalised(world, low, high)
 
     def unnormalise(self, plan: Tensor) -> Tensor:
         """Map ``[-1, 1]`` to ``[low, high]``; the last axis: all channels, or the first few."""
@@ -89,7 +89,6 @@ def build_network(config: NetworkConfig, schedule: Schedule, horizon: int) -> Ne
 
 def save_teacher(path: Path | str, teacher: Teacher) -> None:
     """Write weights in half precision, with architecture, limits and schedule as JSON metadata."""
-    stored = {kind: name for name, kind in _STORED_KINDS.items()}
     description = {
         "format": _FORMAT,
         "network": "unet" if isinstance(teacher.network, TemporalUnet) else "transformer",
@@ -98,7 +97,7 @@ def save_teacher(path: Path | str, teacher: Teacher) -> None:
         "low": teacher.low.tolist(),
         "high": teacher.high.tolist(),
         "schedule": {"name": teacher.schedule.name, "steps": teacher.schedule.steps},
-        "predicts": stored[teacher.predicts],
+        "predicts": _STORED_KINDS[teacher.predicts],
         "clip": teacher.clip,
         "frame_seconds": teacher.frame_seconds,
     }
@@ -113,8 +112,8 @@ def load_teacher(path: Path | str) -> Teacher:
     """Read a teacher; the network comes in float32, in evaluation mode, without gradients.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        InputError: If the file is not a teacher, or its network, prediction or schedule is unknown.
+        FileNotFoundError: there is no such file.
+        InputError: it is not a teacher, or its network, prediction or schedule is unknown.
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"no teacher at {path}")
@@ -126,12 +125,18 @@ def load_teacher(path: Path | str) -> Teacher:
         raise InputError(f"{path} is not a {_FORMAT} file: format {description.get('format')!r}")
     if description["schedule"]["name"] != "cosine":
         raise InputError(f"unknown schedule {description['schedule']['name']!r}; known: 'cosine'")
-    if description["predicts"] not in _STORED_KINDS:
-        raise InputError(
-            f"unknown prediction {description['predicts']!r}; known: {', '.join(_STORED_KINDS)}"
-        )
     schedule = Schedule.cosine(description["schedule"]["steps"])
-    network = build_network(_config(description), schedule, description["horizon"])
+    name, settings = description.get("network", "unet"), description["architecture"]
+    config: NetworkConfig
+    if name == "unet":
+        config = UnetConfig(**{**settings, "widths": tuple(settings["widths"])})
+    elif name == "transformer":
+        config = TransformerConfig(**settings)
+    else:
+        raise InputError(f"unknown network {name!r}; known: 'unet', 'transformer'")
+    network = build_network(config, schedule, description["horizon"])
+    if description["predicts"] != (known := _STORED_KINDS[network.predicts]):
+        raise InputError(f"unknown prediction {description['predicts']!r}; a {name} has {known!r}")
     network.load_state_dict(weights)
     return Teacher(
         network=network.eval().requires_grad_(False),
@@ -140,16 +145,5 @@ def load_teacher(path: Path | str) -> Teacher:
         horizon=description["horizon"],
         schedule=schedule,
         frame_seconds=description["frame_seconds"],
-        predicts=_STORED_KINDS[description["predicts"]],
         clip=description["clip"],
     )
-
-
-def _config(description: dict[str, Any]) -> NetworkConfig:
-    """Return the stored architecture; files without a network's name hold a U-Net."""
-    name, settings = description.get("network", "unet"), description["architecture"]
-    if name == "unet":
-        return UnetConfig(**{**settings, "widths": tuple(settings["widths"])})
-    if name == "transformer":
-        return TransformerConfig(**settings)
-    raise InputError(f"unknown network {name!r}; known: 'unet', 'transformer'")

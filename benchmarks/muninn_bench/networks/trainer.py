@@ -23,8 +23,6 @@ from muninn.files import write_whole
 from muninn.progress import bars
 from muninn_bench.report.table import write_csv
 
-COLUMNS = ("step", "seconds", "learning_rate", "loss", "validation_loss")
-
 SAVE_SECONDS = 60.0
 """Between two checkpoints: more is not lost when a training is interrupted."""
 
@@ -35,16 +33,12 @@ class Training:
 
     Attributes:
         out: folder of the weights, ``training.csv`` and ``checkpoint.pt``.
-        minutes: time budget of the whole training, parts before a pause included.
+        minutes, steps: budget of the whole training, parts before a pause included.
         pause_minutes: stop when this much of the budget is used.
-        steps: stop after this many; time alone decides if None.
-        batch: examples per step.
-        learning_rate: at its peak.
-        warmup: steps over which it rises.
+        learning_rate, warmup: its peak, and the steps over which it rises.
         averaging: decay of the weight average.
         weight_decay, betas: of AdamW.
         report: steps between two rows of the training curve.
-        device: ``cuda`` or ``cpu``.
         fast: compile the loss and compute it in bfloat16.
         seed: of weights, batches and noise.
     """
@@ -83,19 +77,15 @@ class Lesson(Protocol):
 
     def batch(self, count: int, generator: torch.Generator) -> tuple[Any, ...]:
         """A random batch on the device, with whatever noise the loss needs."""
-        ...
 
     def loss(self, network: nn.Module, *batch: Any) -> Tensor:
         """The loss of a network on a batch, a scalar."""
-        ...
 
     def validation(self, generator: torch.Generator) -> tuple[Any, ...]:
         """A batch that is not trained on; the same for the same generator state."""
-        ...
 
     def save(self, network: nn.Module, out: Path) -> Path:
         """Write the file of a network with averaged weights; returns its path."""
-        ...
 
 
 def train(lesson: Lesson, settings: Training) -> Path:
@@ -192,8 +182,9 @@ def train(lesson: Lesson, settings: Training) -> Path:
                 with torch.no_grad(), torch.random.fork_rng():
                     torch.manual_seed(settings.seed + 2)
                     held_out = float(loss_of(average, lesson.validation(fixed)))
-                values = (step, round(seconds, 1), rate, float(total) / since, held_out)
-                rows.append(dict(zip(COLUMNS, values, strict=True)))
+                mean = float(total) / since
+                rows.append({"step": step, "seconds": round(seconds, 1), "learning_rate": rate,
+                             "loss": mean, "validation_loss": held_out})  # fmt: skip
                 total.zero_()
                 since = 0
                 print(" ".join(f"{name}={value:.5g}" for name, value in rows[-1].items()))

@@ -18,34 +18,25 @@ from torch.nn import functional
 from muninn.errors import InputError
 from muninn.model.sampler import Kind
 from muninn.model.schedule import Schedule
-from muninn_bench.networks.unet import TimeEmbedding, require_depth
+from muninn_bench.networks.unet import TimeEmbedding, attend
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
     """Architecture of a ``TrajectoryTransformer``.
 
-    Attributes:
-        channels: Entries of one plan frame.
-        patch: Frames per token. With 4 the network costs more than the U-Net on a CPU: a third more
-            for one plan, twice as much for a batch.
-        width: Width of the tokens.
-        blocks: Number of blocks, a multiple of 4 (see ``TrajectoryTransformer.stem``).
-        heads: Attention heads per block.
-        expansion: Hidden width of the feed-forward layers, in widths.
-        frame_width: Width of the features per frame, before the embedding and in the head.
-        kernel: Length of the convolutions over frames, odd.
-        time_width: Width of the time embedding.
+    With patches of 4 frames the network costs more than the U-Net on a CPU: a third more for one
+    plan, twice as much for a batch.
     """
 
     channels: int = 6
-    patch: int = 8
+    patch: int = 8  # frames per token
     width: int = 192
-    blocks: int = 8
+    blocks: int = 8  # a multiple of 4: a stem is a quarter or half of them
     heads: int = 6
-    expansion: int = 4
-    frame_width: int = 32
-    kernel: int = 5
+    expansion: int = 4  # of the feed-forward layers, in widths
+    frame_width: int = 32  # of the features per frame, before the embedding and in the head
+    kernel: int = 5  # odd
     time_width: int = 128
 
 
@@ -74,18 +65,10 @@ class Block(nn.Module):
         parts = (modulation + self.table)[:, :, None, :].unbind(dim=1)
         scale, shift, gate, feed_scale, feed_shift, feed_gate = parts
         inner = self.normalise_attention(h) * (1.0 + scale) + shift
-        h = h + gate * self._attend(inner)
+        h = h + gate * self.project_out(attend(self.project_in(inner), self.heads))
         inner = self.normalise_feed(h) * (1.0 + feed_scale) + feed_shift
         fed: Tensor = self.feed_out(functional.gelu(self.feed_in(inner), approximate="tanh"))
         return h + feed_gate * fed
-
-    def _attend(self, h: Tensor) -> Tensor:
-        batch, tokens, width = h.shape
-        joint = self.project_in(h).view(batch, tokens, 3, self.heads, width // self.heads)
-        query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(dim=0)
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        out: Tensor = self.project_out(mixed.transpose(1, 2).reshape(batch, tokens, width))
-        return out
 
 
 class TrajectoryTransformer(nn.Module):
@@ -102,14 +85,9 @@ class TrajectoryTransformer(nn.Module):
     convolutions over frames that see the noisy plan too, so that a plan does not break where
     patches meet.
 
-    Args:
-        config: Architecture.
-        schedule: Noise schedule of the timesteps.
-        horizon: Frames in a plan; a multiple of ``config.patch``.
-
     Raises:
-        InputError: If the horizon is not a multiple of the patch, the width not one of the heads,
-            the kernel even, or the blocks not a multiple of 4.
+        InputError: the horizon is not a multiple of the patch, the width not one of the heads, the
+            kernel even, or the blocks not a multiple of 4.
     """
 
     predicts: ClassVar[Kind] = "epsilon"
@@ -119,8 +97,7 @@ class TrajectoryTransformer(nn.Module):
     def __init__(self, config: TransformerConfig, schedule: Schedule, horizon: int) -> None:
         super().__init__()
         _check(config, horizon)
-        self.config = config
-        self.horizon = horizon
+        self.config, self.horizon = config, horizon
         signal = torch.from_numpy(schedule.alpha_bar)
         self.register_buffer("skip", (1.0 - signal).sqrt().float(), persistent=False)
         self.register_buffer("gain", signal.sqrt().float(), persistent=False)
@@ -143,18 +120,14 @@ class TrajectoryTransformer(nn.Module):
         self.project_out = nn.Conv1d(frame_width, config.channels, config.kernel, padding=padding)
 
     def stem(self, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
-        """Map a noisy plan to tokens ``(batch, horizon / patch, width)``.
-
-        Depth 1 is the embedding and a quarter of the blocks, depth 2 the embedding and half of
-        them.
-        """
+        """Map a noisy plan to tokens ``(batch, horizon / patch, width)``."""
         frames = functional.silu(self.project_in(x.transpose(1, 2)))
         h: Tensor = self.embed(frames).transpose(1, 2) + self.position
-        return self._run(h, t, 0, self._stem_blocks(depth))
+        return self._run(h, t, 0, depth * len(self.blocks) // 4)
 
     def core(self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
         """Map the stem's tokens of the same depth, and the noisy plan itself, to the noise."""
-        h = self._run(h, t, self._stem_blocks(depth), len(self.blocks))
+        h = self._run(h, t, depth * len(self.blocks) // 4, len(self.blocks))
         frames: Tensor = self.unfold(self.normalise_out(h))
         frames = frames.reshape(len(x), self.horizon, self.config.frame_width)
         joined = torch.cat([frames, x.to(frames.dtype)], dim=-1).transpose(1, 2)
@@ -167,21 +140,11 @@ class TrajectoryTransformer(nn.Module):
         return h.mean(dim=1)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """Predict the noise.
+        """Predict the noise in standardised plans ``(batch, horizon, channels)``.
 
-        Args:
-            x: Noisy plan with start and goal inpainted, ``(batch, horizon, channels)``, in
-                coordinates of mean 0 and spread 1.
-            t: Integer timesteps, ``(batch,)``.
-
-        Returns:
-            The predicted noise, ``(batch, horizon, channels)``; at inpainted entries the noise that
-            makes the sampler find them in the clean plan.
+        At inpainted entries it is the noise that makes the sampler find them in the clean plan.
         """
         return self.core(self.stem(x, t), x, t)
-
-    def _stem_blocks(self, depth: int) -> int:
-        return require_depth(depth) * (len(self.blocks) // 4)
 
     def _run(self, h: Tensor, t: Tensor, first: int, until: int) -> Tensor:
         modulation = self.modulate(self.time(t)).unflatten(-1, (6, self.config.width))
@@ -191,19 +154,12 @@ class TrajectoryTransformer(nn.Module):
 
 
 def _check(config: TransformerConfig, horizon: int) -> None:
-    if horizon % config.patch:
-        raise InputError(
-            f"horizon {horizon} is not a multiple of the patch of {config.patch} frames; change "
-            "either"
-        )
-    if config.width % config.heads:
-        raise InputError(
-            f"width {config.width} is not a multiple of {config.heads} heads; change either"
-        )
+    patch, width, heads, blocks = config.patch, config.width, config.heads, config.blocks
+    if horizon % patch:
+        raise InputError(f"horizon {horizon} is not a multiple of the patch of {patch} frames")
+    if width % heads:
+        raise InputError(f"width {width} is not a multiple of {heads} heads; change either")
     if config.kernel % 2 == 0:
         raise InputError(f"the kernel must be odd, got {config.kernel}")
-    if config.blocks % 4 or config.blocks < 4:
-        raise InputError(
-            f"blocks must be a multiple of 4, got {config.blocks}: the stem is a quarter of them, "
-            "or half"
-        )
+    if blocks % 4 or blocks < 4:
+        raise InputError(f"blocks must be a multiple of 4, got {blocks}: a stem is a quarter")

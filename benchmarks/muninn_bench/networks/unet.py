@@ -3,8 +3,8 @@
 The network sees plans as ``(batch, horizon, channels)`` and works on ``(batch, width, time)``
 inside. Start and goal are inpainted in its input, so it takes no other context. ``forward`` is
 ``core(stem(x, t), x, t)``: the stem (input projection and first residual block, at full resolution)
-is a small part of the work, and is kept apart so that it can be run alone. A deeper stem, the whole
-level of full resolution, is offered as well.
+is a small part of the work, and is kept apart so that it can be run alone. The deeper stem, of
+depth 2, is the whole level of full resolution.
 """
 
 from __future__ import annotations
@@ -24,42 +24,18 @@ from muninn.model.schedule import Schedule
 DATA_SPREAD = 0.5
 """Standard deviation of plan entries that the output scaling assumes (normalised coordinates)."""
 
-STEM_DEPTHS = (1, 2)
-"""Where a network of ours can be split into stem and core; 2 is the deeper stem."""
-
 
 @dataclass(frozen=True)
 class UnetConfig:
-    """Architecture of a ``TemporalUnet``.
-
-    Attributes:
-        channels: Entries of one plan frame.
-        widths: Feature width per resolution; each level halves the time axis of the one before.
-        blocks: Residual blocks per level and direction.
-        middle_blocks: Residual blocks at the coarsest level, each followed by attention.
-        kernel: Length of the convolutions, odd.
-        time_width: Width of the time embedding.
-        heads: Attention heads at the coarsest level.
-    """
+    """Architecture of a ``TemporalUnet``."""
 
     channels: int = 6
-    widths: tuple[int, ...] = (32, 64, 128, 256)
-    blocks: int = 2
-    middle_blocks: int = 2
-    kernel: int = 5
+    widths: tuple[int, ...] = (32, 64, 128, 256)  # each level halves the time axis of the last
+    blocks: int = 2  # residual ones per level and direction
+    middle_blocks: int = 2  # at the coarsest level, each followed by attention
+    kernel: int = 5  # odd
     time_width: int = 128
     heads: int = 4
-
-
-def require_depth(depth: int) -> int:
-    """Return a depth at which networks can be split.
-
-    Raises:
-        InputError: If it is another.
-    """
-    if depth not in STEM_DEPTHS:
-        raise InputError(f"a stem has depth 1 or 2, got {depth!r}; 2 is the deeper one")
-    return depth
 
 
 class TimeEmbedding(nn.Module):
@@ -134,14 +110,16 @@ class Attention(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Map features ``(batch, width, length)`` to the same shape."""
         tokens = self.normalise(h).transpose(1, 2) + self.position
-        batch, length, width = tokens.shape
-        query, key, value = (
-            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.project_in(tokens).chunk(3, dim=-1)
-        )
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        out: Tensor = self.project_out(mixed.transpose(1, 2).reshape(batch, length, width))
+        out: Tensor = self.project_out(attend(self.project_in(tokens), self.heads))
         return h + out.transpose(1, 2)
+
+
+def attend(projected: Tensor, heads: int) -> Tensor:
+    """Attention of queries, keys and values, (batch, tokens, 3 width) to (batch, tokens, width)."""
+    joint = projected.view(*projected.shape[:2], 3, heads, -1)
+    query, key, value = joint.permute(2, 0, 3, 1, 4).unbind(dim=0)
+    mixed = functional.scaled_dot_product_attention(query, key, value)
+    return mixed.transpose(1, 2).flatten(2)
 
 
 class TemporalUnet(nn.Module):
@@ -151,13 +129,8 @@ class TemporalUnet(nn.Module):
     table 1, written for ``x = sqrt(abar) x0 + sqrt(1 - abar) noise``: the best linear denoiser of
     data of spread 0.5 plus a learned correction of unit scale. From outside it predicts x0.
 
-    Args:
-        config: Architecture.
-        schedule: Noise schedule of the timesteps.
-        horizon: Frames in a plan; a multiple of ``2 ** (len(widths) - 1)``.
-
     Raises:
-        InputError: If the horizon cannot be halved often enough, or a width is not a multiple of 8.
+        InputError: the horizon cannot be halved often enough, or a width is not a multiple of 8.
     """
 
     predicts: ClassVar[Kind] = "sample"
@@ -171,8 +144,7 @@ class TemporalUnet(nn.Module):
             raise InputError(f"horizon {horizon} is not a multiple of {2 ** (levels - 1)}")
         if any(width % 8 for width in config.widths) or config.widths[-1] % config.heads:
             raise InputError(f"widths {config.widths} must be multiples of 8 and of the heads")
-        self.config = config
-        self.horizon = horizon
+        self.config, self.horizon = config, horizon
         signal = torch.from_numpy(schedule.alpha_bar)
         total = signal * DATA_SPREAD**2 + 1.0 - signal
         skip, gain = signal.sqrt() * DATA_SPREAD**2 / total, ((1 - signal) / total).sqrt()
@@ -208,12 +180,7 @@ class TemporalUnet(nn.Module):
         self.project_out = nn.Conv1d(widths[0], config.channels, kernel, padding=kernel // 2)
 
     def stem(self, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
-        """Map a noisy plan to features ``(batch, width, horizon)``.
-
-        Depth 1 is the input projection and the first residual block, depth 2 everything before
-        the time axis is first halved.
-        """
-        require_depth(depth)
+        """Map a noisy plan to features ``(batch, width, horizon)``; depth 2 is the deeper stem."""
         time = self.time(t)
         features: Tensor = self.first(self.project_in(x.transpose(1, 2)), time)
         if depth == 2 and len(self.down):
@@ -222,7 +189,6 @@ class TemporalUnet(nn.Module):
 
     def core(self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
         """Map the stem's features of the same depth, and the noisy plan, to the clean plan."""
-        require_depth(depth)
         time = self.time(t)
         skips: list[Tensor] = []
         for level, (blocks, coarsen) in enumerate(zip(self.down, self.coarsen, strict=True)):
@@ -244,16 +210,7 @@ class TemporalUnet(nn.Module):
         return h.mean(dim=2)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """Predict the clean plan.
-
-        Args:
-            x: Noisy plan with start and goal inpainted, ``(batch, horizon, channels)``, in
-                ``[-1, 1]`` coordinates.
-            t: Integer timesteps, ``(batch,)``.
-
-        Returns:
-            The predicted clean plan, ``(batch, horizon, channels)``, not clipped.
-        """
+        """Predict the clean plan, not clipped, of ``(batch, horizon, channels)`` in ``[-1, 1]``."""
         return self.core(self.stem(x, t), x, t)
 
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from muninn.context import Context
 from muninn.model.planner import Planner
-from muninn.model.sampler import Sampler
 from muninn.model.solvers import ddim
 from muninn_bench.networks.teacher import Teacher
 
@@ -30,12 +29,12 @@ def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
     return x
 
 
-def diffuser_planner(teacher: Teacher, sampler: Sampler | None = None) -> Planner:
+def diffuser_planner(teacher: Teacher) -> Planner:
     """Diffuser as published, with DDIM: the teacher's prediction, clipping, every training step."""
     weight = next(teacher.network.parameters(), teacher.low)
     return Planner(
         denoiser=InpaintedDenoiser(teacher.network),
-        sampler=sampler or ddim(teacher.schedule, kind=teacher.predicts, clip=teacher.clip),
+        sampler=ddim(teacher.schedule, kind=teacher.predicts, clip=teacher.clip),
         shape=(teacher.horizon, len(teacher.low)),
         condition=inpaint_ends,
         device=weight.device,

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks.runs import Runs
+from muninn_bench.networks.runs import (
+    PlanSource,
+    Runs,
+    largest_value,
+    split_runs,
+    standard_limits,
+    symmetric_limits,
+)
 from muninn_bench.networks.teacher import (
     Network,
     NetworkConfig,
@@ -19,18 +27,13 @@ from muninn_bench.networks.teacher import (
     save_teacher,
 )
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.networks.windows import (
-    PlanSource,
-    largest_value,
-    split_runs,
-    standard_limits,
-    symmetric_limits,
-)
 from muninn_bench.planners.diffuser import inpaint_ends
 
 
-class PlanLoss(nn.Module):
-    """Mean squared error of the prediction in units of the output scaling.
+def plan_loss(
+    network: Network, alpha_bar: Tensor, states: int, clean: Tensor, noise: Tensor, t: Tensor
+) -> Tensor:
+    """Mean squared error in units of the output scaling, per plan: (batch,).
 
     The error at timestep ``t`` is divided by ``gain[t]``, which is the loss of the learned
     correction with equal weight at every step. For a network that predicts the clean plan the last,
@@ -40,26 +43,15 @@ class PlanLoss(nn.Module):
 
     The noise to predict is what the inpainted input contains, ``(x - sqrt(abar) x0) / sqrt(1 -
     abar)``. Away from the inpainted entries this is the drawn noise; at them the drawn noise was
-    overwritten, and no network could tell it.
+    overwritten, and no network could tell it. ``states`` is how many channels are inpainted.
     """
-
-    signal: Tensor
-    noise: Tensor
-
-    def __init__(self, alpha_bar: Tensor, state_channels: int = 4) -> None:
-        super().__init__()
-        self.state_channels = state_channels
-        self.register_buffer("signal", alpha_bar.sqrt().float())
-        self.register_buffer("noise", (1.0 - alpha_bar).sqrt().float())
-
-    def forward(self, network: Network, clean: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        """The loss per plan, ``(batch,)``, of plans ``(batch, horizon, channels)``."""
-        signal, spread = self.signal[t][:, None, None], self.noise[t][:, None, None]
-        noisy = signal * clean + spread * noise
-        noisy = inpaint_ends(noisy, clean[:, :: clean.shape[1] - 1, : self.state_channels])
-        target = clean if network.predicts == "sample" else (noisy - signal * clean) / spread
-        error: Tensor = (network(noisy, t) - target) / network.gain[t][:, None, None]
-        return error.square().mean(dim=(1, 2))
+    kept = alpha_bar[t][:, None, None]
+    signal, spread = kept.sqrt().float(), (1.0 - kept).sqrt().float()
+    noisy = signal * clean + spread * noise
+    noisy = inpaint_ends(noisy, clean[:, :: clean.shape[1] - 1, :states])
+    target = clean if network.predicts == "sample" else (noisy - signal * clean) / spread
+    error: Tensor = (network(noisy, t) - target) / network.gain[t][:, None, None]
+    return error.square().mean(dim=(1, 2))
 
 
 class DiffuserLesson:
@@ -67,10 +59,8 @@ class DiffuserLesson:
 
     Args:
         runs: recorded; they say which channels are inpainted, and the time between frames.
-        config: architecture. A U-Net predicts the clean plan in coordinates of [-1, 1], a
-            Transformer the noise in standardised ones.
-        horizon: frames of a plan.
-        device: where to train.
+        config: a U-Net predicts the clean plan in coordinates of [-1, 1], a Transformer the noise
+            in standardised ones.
         seed: of the weights and the held-out plans.
         steps: of the cosine schedule.
         whole_share: of plans that start at a run's start; the others start on the way.
@@ -105,10 +95,10 @@ class DiffuserLesson:
         self.kind = f"diffuser {config}"
         self.network = build_network(config, schedule, horizon).to(device)
         self._teacher = Teacher(
-            self.network, low, high, horizon, schedule, runs.frame_seconds, self.network.predicts,
-            clip,
-        )  # fmt: skip
-        self._loss = PlanLoss(torch.from_numpy(schedule.alpha_bar), runs.state_channels).to(device)
+            self.network, low, high, horizon, schedule, runs.frame_seconds, clip
+        )
+        self._alpha_bar = torch.from_numpy(schedule.alpha_bar).to(device)
+        self._state_channels = runs.state_channels
         training, rest = split_runs(runs, held_out)
         self._source = PlanSource(training, low, high, horizon, device)
         self._share, self._device = whole_share, device
@@ -125,10 +115,9 @@ class DiffuserLesson:
         """Plans of the runs kept out of training."""
         return self._noisy(self._held_out, generator)
 
-    def loss(self, network: nn.Module, *batch: Tensor) -> Tensor:
+    def loss(self, network: Any, *batch: Tensor) -> Tensor:
         """Mean over plans."""
-        loss: Tensor = self._loss(network, *batch).mean()
-        return loss
+        return plan_loss(network, self._alpha_bar, self._state_channels, *batch).mean()
 
     def save(self, network: nn.Module, out: Path) -> Path:
         """``teacher.safetensors``."""
@@ -138,8 +127,7 @@ class DiffuserLesson:
         return path
 
     def _noisy(self, plans: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        steps = self._teacher.schedule.steps
-        shape = (len(plans),)
-        t = torch.randint(steps, shape, generator=generator, device=self._device)
+        steps, count = self._teacher.schedule.steps, (len(plans),)
+        t = torch.randint(steps, count, generator=generator, device=self._device)
         noise = torch.randn(plans.shape, generator=generator, device=self._device)
         return plans, noise, t

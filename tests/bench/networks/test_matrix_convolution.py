@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from muninn_bench.networks.matrix_convolution import MatrixConv1d, use_matrix_products
+from muninn_bench.networks.on_gpu import MatrixConv1d, use_matrix_products
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding"), [(5, 1, 2), (4, 2, 1), (1, 1, 0)])

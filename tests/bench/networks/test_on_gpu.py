@@ -12,8 +12,9 @@ from muninn.model.planner import Planner
 from muninn.model.schedule import Schedule
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
-from muninn_bench.networks import Teacher, TemporalUnet, UnetConfig
 from muninn_bench.networks.on_gpu import evaluate_on_gpu
+from muninn_bench.networks.teacher import Teacher
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.tasks.maze2d.planner import maze_planner
 
 

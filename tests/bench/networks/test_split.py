@@ -8,16 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks import (
-    MlpConfig,
-    TemporalUnet,
-    TrajectoryMlp,
-    TrajectoryTransformer,
-    TransformerConfig,
-    UnetConfig,
-)
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 
 SCHEDULE = Schedule.cosine(20)
 HORIZON = 16
@@ -35,10 +28,6 @@ def transformer() -> TrajectoryTransformer:
     return TrajectoryTransformer(config, SCHEDULE, HORIZON)
 
 
-def mlp() -> TrajectoryMlp:
-    return TrajectoryMlp(MlpConfig(width=32), HORIZON)
-
-
 def rough(build: Callable[[], nn.Module]) -> nn.Module:
     """Return a network none of whose layers is zero, so that a skipped layer shows."""
     torch.manual_seed(0)
@@ -49,7 +38,7 @@ def rough(build: Callable[[], nn.Module]) -> nn.Module:
     return network.eval().requires_grad_(False)
 
 
-NETWORKS: list[Callable[[], nn.Module]] = [unet, transformer, mlp]
+NETWORKS: list[Callable[[], nn.Module]] = [unet, transformer]
 X, T = torch.randn(3, HORIZON, 6, generator=torch.Generator().manual_seed(1)), torch.arange(3) * 9
 
 
@@ -68,7 +57,7 @@ def test_depth_one_is_the_default(build: Callable[[], nn.Module]) -> None:
     assert torch.equal(network.core(h, X, T), network.core(h, X, T, 1))
 
 
-@pytest.mark.parametrize("build", [unet, transformer])
+@pytest.mark.parametrize("build", NETWORKS)
 def test_the_deeper_stem_holds_more_layers(build: Callable[[], nn.Module]) -> None:
     network = rough(build)
     shallow, deep = network.stem(X, T, 1), network.stem(X, T, 2)
@@ -115,13 +104,3 @@ def test_pooling_is_the_mean_over_time(build: Callable[[], nn.Module], axis: int
     network = rough(build)
     h = network.stem(X, T)
     torch.testing.assert_close(network.pool(h), h.sum(dim=axis) / h.shape[axis])
-
-
-@pytest.mark.parametrize("build", NETWORKS)
-@pytest.mark.parametrize("depth", [0, 3])
-def test_other_depths_are_refused(build: Callable[[], nn.Module], depth: int) -> None:
-    network = rough(build)
-    with pytest.raises(InputError, match=f"depth 1 or 2, got {depth}"):
-        network.stem(X, T, depth)
-    with pytest.raises(InputError, match=f"depth 1 or 2, got {depth}"):
-        network.core(network.stem(X, T), X, T, depth)

@@ -14,16 +14,11 @@ from safetensors.torch import save_file
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks import (
-    Teacher,
-    TemporalUnet,
-    TrajectoryTransformer,
-    TransformerConfig,
-    UnetConfig,
-    load_teacher,
-    save_teacher,
-)
-from muninn_bench.tasks.maze2d.maze import plan_is_free, sample_problems
+from muninn_bench.networks.teacher import Teacher, load_teacher, save_teacher
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.tasks.maze2d.clearance import plan_is_free
+from muninn_bench.tasks.maze2d.maze import sample_problems
 from muninn_bench.tasks.maze2d.planner import (
     BUNDLED,
     bundled_teacher,
@@ -47,7 +42,7 @@ def transformer_teacher() -> Teacher:
     torch.manual_seed(0)
     config = TransformerConfig(patch=4, width=16, blocks=4, heads=2, frame_width=8, time_width=16)
     network = TrajectoryTransformer(config, SCHEDULE, 16).eval()
-    return Teacher(network, LOW, HIGH, 16, SCHEDULE, 0.03, predicts="epsilon", clip=2.5)
+    return Teacher(network, LOW, HIGH, 16, SCHEDULE, 0.03, clip=2.5)
 
 
 @pytest.mark.parametrize("build", [unet_teacher, transformer_teacher])
@@ -101,6 +96,7 @@ def test_files_without_a_networks_name_hold_a_unet(tmp_path: Path) -> None:
     [
         ("network", "recurrent", "unknown network 'recurrent'"),
         ("predicts", "v", "unknown prediction 'v'"),
+        ("predicts", "epsilon", "unknown prediction 'epsilon'; a unet has 'x0'"),
         ("schedule", {"name": "linear", "steps": 5}, "unknown schedule 'linear'"),
     ],
 )
@@ -137,8 +133,6 @@ def test_normalising_maps_limits_to_one_and_back() -> None:
 
 
 def test_impossible_terms_are_refused() -> None:
-    with pytest.raises(InputError, match="'sample' or 'epsilon', got 'v'"):
-        replace(unet_teacher(), predicts="v")
     with pytest.raises(InputError, match="positive"):
         replace(unet_teacher(), clip=0.0)
 

@@ -9,7 +9,7 @@ import torch
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
 
 TINY = TransformerConfig(patch=4, width=16, blocks=4, heads=2, frame_width=8, time_width=16)
 SCHEDULE = Schedule.cosine(20)

@@ -31,7 +31,7 @@ from muninn_bench.studies.monitor.streams import (
     warning_delays,
 )
 from muninn_bench.studies.monitor.study import delay_summary, judge, simulate
-from muninn_bench.tasks.maze2d.controller import ControllerConfig, make_reference
+from muninn_bench.tasks.maze2d.controller import make_reference
 from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
 from muninn_bench.tasks.maze2d.maze import (
     WALLS,
@@ -143,7 +143,7 @@ def reference(seed: int) -> tuple[MazeProblem, FloatArray]:
     generator = np.random.default_rng(seed)
     problem = draw_problem(generator)
     route = shortest_route(cell_of(problem.start[:2]), cell_of(problem.goal), generator)
-    timed = make_reference(problem, route, ControllerConfig())
+    timed = make_reference(problem, route)
     frames = np.concatenate([timed.position, timed.velocity], axis=1)[::FRAME_STRIDE]
     return problem, frames
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from muninn.errors import InputError
-from muninn_bench.tasks.maze2d.clearance import clearance, wall_distance
-from muninn_bench.tasks.maze2d.maze import cell_centre, free_cells, inside_walls, plan_is_free
+from muninn_bench.tasks.maze2d.clearance import clearance, inside_walls, plan_is_free, wall_distance
+from muninn_bench.tasks.maze2d.maze import cell_centre, free_cells
 
 
 def test_distance_agrees_with_inside_walls() -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from muninn.model.schedule import Schedule
-from muninn_bench.networks import Teacher, TemporalUnet, UnetConfig
+from muninn_bench.networks.teacher import Teacher
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.platform import Episode, Platform
 from muninn_bench.tasks.crazyflie import arena, data
 from muninn_bench.tasks.crazyflie.arena import Problem

@@ -11,11 +11,18 @@ import torch
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
-from muninn_bench.networks import TemporalUnet, UnetConfig, load_teacher
-from muninn_bench.networks.runs import Runs, load_runs, save_runs
+from muninn_bench.networks.runs import (
+    PlanSource,
+    Runs,
+    load_runs,
+    save_runs,
+    split_runs,
+    symmetric_limits,
+)
+from muninn_bench.networks.teacher import load_teacher
 from muninn_bench.networks.trainer import Training, train
-from muninn_bench.networks.windows import PlanSource, split_runs, symmetric_limits
-from muninn_bench.planners.diffuser_lesson import DiffuserLesson, PlanLoss
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.planners.diffuser_lesson import DiffuserLesson, plan_loss
 from muninn_bench.registry import find_task
 from muninn_bench.tasks.flown import FlownTask
 
@@ -74,7 +81,7 @@ def test_the_loss_inpaints_as_many_channels_as_the_runs_say() -> None:
     network = Recorder(TINY, schedule, 16)
     clean, noise, t = torch.randn(3, 16, 6), torch.randn(3, 16, 6), torch.tensor([1, 5, 9])
     for channels in (2, 6):
-        PlanLoss(torch.from_numpy(schedule.alpha_bar), channels)(network, clean, noise, t)
+        plan_loss(network, torch.from_numpy(schedule.alpha_bar), channels, clean, noise, t)
         ends, given = seen[-1][:, [0, -1]], clean[:, [0, -1]]
         assert torch.equal(ends[..., :channels], given[..., :channels])
         assert (ends[..., channels:] != given[..., channels:]).all()

@@ -9,14 +9,17 @@ from torch import Tensor, nn
 
 from muninn.model.schedule import Schedule
 from muninn_bench.networks.teacher import Teacher
+from muninn_bench.planners.diffuser import inpaint_ends
 from muninn_bench.tasks.maze2d.maze import sample_problems
-from muninn_bench.tasks.maze2d.planner import inpaint_ends, maze_contexts, sample_plans
+from muninn_bench.tasks.maze2d.planner import maze_contexts, sample_plans
 
 PROBLEMS = sample_problems(5, seed=0)
 
 
 class Constant(nn.Module):
     """Predict one value everywhere, and keep the inputs."""
+
+    predicts = "sample"
 
     def __init__(self, value: float) -> None:
         super().__init__()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from muninn_bench.tasks.maze2d.clearance import wall_distance
-from muninn_bench.tasks.maze2d.controller import TIME_STEP, ControllerConfig, tracking_action
+from muninn_bench.tasks.maze2d.clearance import inside_walls, wall_distance
+from muninn_bench.tasks.maze2d.controller import TIME_STEP, tracking_action
 from muninn_bench.tasks.maze2d.flight import (
     GOAL_RADIUS,
     TIME_LIMIT,
@@ -19,7 +19,7 @@ from muninn_bench.tasks.maze2d.flight import (
     MazePlatform,
     wall_clearance,
 )
-from muninn_bench.tasks.maze2d.maze import BALL_RADIUS, EXTENT, WALLS, inside_walls
+from muninn_bench.tasks.maze2d.maze import BALL_RADIUS, EXTENT, WALLS
 
 pytest.importorskip("gymnasium_robotics")
 STILL = Disturbance(0.0, 0.0, 0.0)
@@ -140,9 +140,7 @@ def test_damping_is_applied_before_saturation() -> None:
     far = _plan_through(np.broadcast_to(start + 3.0 * EAST, (horizon, 2)))
     episode.follow(near, taken=0.0)
     nominal = episode._action()[0]
-    wanted = tracking_action(
-        start, np.zeros(2), start + 0.1 * EAST, np.zeros(2), np.zeros(2), ControllerConfig()
-    )
+    wanted = tracking_action(start, np.zeros(2), start + 0.1 * EAST, np.zeros(2))
     assert nominal == pytest.approx(wanted[0], abs=1e-4)
     assert 0.0 < nominal < 1.0
     episode.follow(near, taken=0.0, factor=0.5)

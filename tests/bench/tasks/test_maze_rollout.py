@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from muninn.errors import InputError
-from muninn_bench.tasks.maze2d.controller import ControllerConfig, make_reference
+from muninn_bench.tasks.maze2d.controller import make_reference
 from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
 from muninn_bench.tasks.maze2d.maze import (
     MazeProblem,
@@ -18,7 +18,7 @@ from muninn_bench.tasks.maze2d.maze import (
     sample_problems,
     shortest_route,
 )
-from muninn_bench.tasks.maze2d.rollout import follow, follow_all
+from muninn_bench.tasks.maze2d.rollout import follow_all, reach
 
 HORIZON = 256
 
@@ -27,7 +27,7 @@ def expert_plan(problem: MazeProblem) -> np.ndarray:
     route = shortest_route(
         cell_of(problem.start[:2]), cell_of(problem.goal), np.random.default_rng(0)
     )
-    reference = make_reference(problem, route, ControllerConfig())
+    reference = make_reference(problem, route)
     frames = np.zeros((HORIZON, 6))
     steps = np.minimum(np.arange(HORIZON) * FRAME_STRIDE, len(reference.position) - 1)
     frames[:, :2], frames[:, 2:4] = reference.position[steps], reference.velocity[steps]
@@ -42,7 +42,7 @@ def test_expert_plans_succeed_and_plans_that_stay_do_not() -> None:
     far = MazeProblem(np.array([*cell_centre((1, 1)), 0.0, 0.0]), cell_centre((7, 10)))
     staying = np.zeros((HORIZON, 6))
     staying[:, :2] = far.start[:2]
-    assert not follow(far, staying, seed=0)
+    assert reach(far, staying, seed=0) is None
 
 
 def test_a_plan_straight_into_a_wall_fails() -> None:
@@ -51,15 +51,15 @@ def test_a_plan_straight_into_a_wall_fails() -> None:
     problem = MazeProblem(np.array([*cell_centre((5, 4)), 0.0, 0.0]), cell_centre((5, 6)))
     straight = np.zeros((HORIZON, 6))
     straight[:, :2] = np.linspace(problem.start[:2], problem.goal, HORIZON)
-    assert not follow(problem, straight, seed=0)
+    assert reach(problem, straight, seed=0) is None
 
 
 def test_wrong_plans_are_refused() -> None:
     problem = sample_problems(1, seed=0)[0]
     with pytest.raises(InputError, match=r"\(horizon, 6\)"):
-        follow(problem, np.zeros((HORIZON, 4)), seed=0)
+        reach(problem, np.zeros((HORIZON, 4)), seed=0)
     with pytest.raises(InputError, match="finite"):
-        follow(problem, np.full((HORIZON, 6), np.nan), seed=0)
+        reach(problem, np.full((HORIZON, 6), np.nan), seed=0)
     with pytest.raises(InputError, match="1 problems"):
         follow_all([problem], np.zeros((2, HORIZON, 6)))
 

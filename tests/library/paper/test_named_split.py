@@ -18,16 +18,21 @@ from muninn.errors import DenoiserError, InputError
 from muninn.model.schedule import Schedule
 from muninn.paper.named_split import NamedSplit
 from muninn.paper.split import NetworkSplit
-from muninn_bench.networks import (
-    MlpConfig,
-    TemporalUnet,
-    TrajectoryMlp,
-    TrajectoryTransformer,
-    TransformerConfig,
-    UnetConfig,
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.planners.diffuser import InpaintedDenoiser
+from split_cases import (
+    DIM,
+    HORIZON,
+    PARTS,
+    Foreign,
+    Perceptron,
+    Repeated,
+    attributes,
+    counting,
+    first,
+    inputs,
 )
-from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
-from split_cases import DIM, HORIZON, PARTS, Foreign, Repeated, attributes, counting, first, inputs
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +69,7 @@ def ours() -> list[tuple[nn.Module, int, str, str]]:
         (TemporalUnet(unet, schedule, HORIZON), 2, "down.0", "time_last"),
         (TrajectoryTransformer(tokens, schedule, HORIZON), 1, "blocks.0", "tokens"),
         (TrajectoryTransformer(tokens, schedule, HORIZON), 2, "blocks.1", "tokens"),
-        (TrajectoryMlp(MlpConfig(width=16), HORIZON), 1, "hidden", "none"),
+        (Perceptron(HORIZON), 1, "hidden", "none"),
     ]
     for network, *_ in cases:
         for parameter in network.parameters():

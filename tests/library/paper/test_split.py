@@ -26,16 +26,10 @@ from muninn.paper.split import (
     Split,
     split_of,
 )
-from muninn_bench.networks import (
-    MlpConfig,
-    TemporalUnet,
-    TrajectoryMlp,
-    TrajectoryTransformer,
-    TransformerConfig,
-    UnetConfig,
-)
-from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
-from split_cases import counting
+from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
+from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.planners.diffuser import InpaintedDenoiser
+from split_cases import Perceptron, counting
 
 SCHEDULE = Schedule.cosine(20)
 SAMPLER = ddim(SCHEDULE, 10, kind="sample")
@@ -43,7 +37,7 @@ ROWS = torch.tensor([3, 0, 4])
 
 
 def networks() -> list[Any]:
-    """Each network of ours, tiny, with weights where they start at zero."""
+    """Each network of ours and one without frames, tiny, with weights where they start at zero."""
     torch.manual_seed(0)
     unet = UnetConfig(widths=(8, 16), blocks=2, middle_blocks=1, time_width=16, heads=2)
     transformer = TransformerConfig(
@@ -52,7 +46,7 @@ def networks() -> list[Any]:
     made = [
         TemporalUnet(unet, SCHEDULE, 8),
         TrajectoryTransformer(transformer, SCHEDULE, 8),
-        TrajectoryMlp(MlpConfig(width=16), 8),
+        Perceptron(8),
     ]
     with torch.no_grad():
         for parameter in (parameter for network in made for parameter in network.parameters()):

@@ -30,7 +30,7 @@ from muninn.paper.split import DEPTHS, Split, split_of
 from muninn.progress import Task
 from muninn_bench.measure.protocol import Run
 from muninn_bench.measure.turns import take_turns, time_call
-from muninn_bench.networks.matrix_convolution import use_matrix_products
+from muninn_bench.networks.on_gpu import use_matrix_products
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, Key, load_cell, save_cell
 from muninn_bench.studies.ablation.settings import SEED, Sizes

@@ -21,10 +21,10 @@ from muninn.programs.plan import Program, Static
 from muninn_bench.measure.machine import find_device, hardware
 from muninn_bench.measure.turns import take_turns
 from muninn_bench.measure.uncalibrated import uncalibrated
+from muninn_bench.planners.diffuser import InpaintedDenoiser
 from muninn_bench.report.table import write_csv
 from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.variants import VARIANTS, TimedVariant
-from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
 
 EVALUATIONS = 6
 CASES: dict[str, tuple[tuple[str, Engine, bool], ...]] = {

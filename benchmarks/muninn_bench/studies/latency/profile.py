@@ -32,10 +32,10 @@ from muninn.progress import Task
 from muninn_bench.measure.machine import synchronise
 from muninn_bench.measure.protocol import Run
 from muninn_bench.measure.turns import time_call
+from muninn_bench.planners.diffuser import InpaintedDenoiser
 from muninn_bench.studies.latency.rows import Row
 from muninn_bench.studies.latency.variants import InpaintedEnds, TimedVariant
 from muninn_bench.studies.latency.ways import Way
-from muninn_bench.tasks.maze2d.planner import InpaintedDenoiser
 
 Parts = dict[str, tuple[float, float]]
 """Milliseconds a call, and how often the part was entered or launched."""

@@ -21,6 +21,7 @@ from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
 from muninn_bench.networks.half import halve
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.planners.diffuser import InpaintedDenoiser, inpaint_ends
 from muninn_bench.tasks.maze2d import planner as maze2d
 from muninn_bench.tasks.maze2d.maze import sample_problems
 
@@ -33,10 +34,10 @@ WIDE = (160, 320, 640, 1024)
 
 
 class InpaintedEnds:
-    """:func:`~muninn_bench.tasks.maze2d.planner.inpaint_ends` as a class, to be profiled."""
+    """:func:`~muninn_bench.planners.diffuser.inpaint_ends` as a class, to be profiled."""
 
     def __call__(self, x: Tensor, context: Tensor) -> Tensor:
-        return maze2d.inpaint_ends(x, context)
+        return inpaint_ends(x, context)
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def random_variant(
     network = network.to(device)
     if precision == "fp16":
         halve(network)
-    denoiser, sampler = maze2d.InpaintedDenoiser(network), ddim(schedule, kind="sample", clip=1.0)
+    denoiser, sampler = InpaintedDenoiser(network), ddim(schedule, kind="sample", clip=1.0)
     shape = (horizon, config.channels)
     planner = Planner(denoiser, sampler, shape, condition=InpaintedEnds(), device=device)
     return TimedVariant(name, title, network, planner, contexts, precision)

@@ -27,7 +27,6 @@ from muninn.progress import bars
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.studies.certified import load_family
 from muninn_bench.tasks.maze2d import maze
-from muninn_bench.tasks.maze2d.controller import ControllerConfig
 from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
 from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
 from muninn_bench.tasks.maze2d.world import MazeWorld
@@ -108,7 +107,7 @@ class OtherWorld(MazeWorld):
         known = np.arange(len(frames))
         target = np.stack([np.interp(steps, known, frames[:, c]) for c in range(4)], axis=1)
         still = np.zeros((len(target), 2))
-        states, _ = self.track(problem, target[:, :2], target[:, 2:], still, ControllerConfig())
+        states, _ = self.track(problem, target[:, :2], target[:, 2:], still)
         last: FloatArray = states[-1]
         return last
 

@@ -14,14 +14,12 @@ import torch
 
 from muninn_bench.measure.statistics import wilson
 from muninn_bench.networks.teacher import load_teacher
-from muninn_bench.tasks.maze2d.maze import BALL_RADIUS, plan_is_free, sample_problems
+from muninn_bench.tasks.maze2d.clearance import plan_is_free
+from muninn_bench.tasks.maze2d.maze import BALL_RADIUS, sample_problems
 from muninn_bench.tasks.maze2d.planner import sample_plans
 
-PLAN_SEED = 20_000
-"""Seed of the wall check's problems; training data uses seed 0."""
-
-LOOP_SEED = 30_000
-"""Seed of the closed-loop problems."""
+PLAN_SEED, LOOP_SEED = 20_000, 30_000
+"""Seeds of the wall check's and the closed loop's problems; training data uses seed 0."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -6,29 +6,27 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from muninn.errors import InputError
 from muninn_bench.tasks.maze2d.maze import CELL_SIZE, EXTENT, WALLS
 
+RESOLUTION = 0.02  # largest distance between two checked points of a segment, metres
 MOST_PIECES = 64  # of a segment; only plans that are already far off have longer ones
 
 
-def clearance(positions: Tensor, resolution: float = 0.02) -> Tensor:
+def clearance(positions: Tensor) -> Tensor:
     """Smallest distance to a wall along each plan, straight segments between frames included.
 
-    Args:
-        positions: world positions in metres, (batch, frames, 2).
-        resolution: largest distance in metres between two checked points of a segment.
-
-    Returns:
-        Metres, (batch,): 0 where a plan enters a wall, at most one cell.
+    Plans are (batch, frames, 2) in metres, distances (batch,): 0 where a plan enters a wall, at
+    most one cell.
     """
     if positions.ndim != 3 or positions.shape[-1] != 2:
         raise InputError(f"positions must have shape (batch, frames, 2), got {positions.shape}")
     nearest = wall_distance(positions).amin(dim=1)
     longest = float((positions[:, 1:] - positions[:, :-1]).norm(dim=-1).max())
-    pieces = min(MOST_PIECES, math.ceil(longest / resolution)) if math.isfinite(longest) else 1
+    pieces = min(MOST_PIECES, math.ceil(longest / RESOLUTION)) if math.isfinite(longest) else 1
     for piece in range(1, pieces):
         between = torch.lerp(positions[:, :-1], positions[:, 1:], piece / pieces)
         nearest = torch.minimum(nearest, wall_distance(between).amin(dim=1))
@@ -54,3 +52,42 @@ def wall_distance(points: Tensor) -> Tensor:
             gap = torch.hypot(gap_down, gap_across)
             nearest = torch.where(wall, torch.minimum(nearest, gap), nearest)
     return nearest
+
+
+def inside_walls(positions: NDArray[np.floating], radius: float = 0.0) -> NDArray[np.bool_]:
+    """Whether a wall holds or touches positions (..., 2), or is nearer than ``radius``, metres.
+
+    Everything outside the grid is wall, and so is what is not finite.
+
+    Raises:
+        InputError: the last axis is not 2, or the radius is not at most one cell.
+    """
+    points = np.asarray(positions, dtype=np.float64)
+    if points.shape[-1:] != (2,):
+        raise InputError(f"positions must have shape (..., 2), got {points.shape}")
+    if not 0.0 <= radius <= CELL_SIZE:
+        raise InputError(f"radius must be in [0, {CELL_SIZE}], got {radius}")
+    distance = wall_distance(torch.from_numpy(points)).numpy()
+    return np.asarray((distance < radius) | (distance == 0.0))
+
+
+def plan_is_free(positions: NDArray[np.floating], radius: float = 0.0) -> NDArray[np.bool_]:
+    """Whether plans never touch walls inflated by ``radius``, segments between frames included.
+
+    Plans are (horizon, 2), or (batch, horizon, 2) for an answer (batch,), in metres.
+
+    Raises:
+        InputError: the shape is neither of the two.
+    """
+    plan = np.asarray(positions, dtype=np.float64)
+    if plan.ndim == 3:
+        return np.array([plan_is_free(one, radius) for one in plan], dtype=np.bool_)
+    if plan.ndim != 2:
+        raise InputError(f"plans must be (horizon, 2) or (batch, horizon, 2), got {plan.shape}")
+    if inside_walls(plan, radius).any():
+        return np.array(False)
+    longest = float(np.linalg.norm(np.diff(plan, axis=0), axis=-1).max(initial=0.0))
+    pieces = max(1, math.ceil(longest / RESOLUTION))
+    fractions = (np.arange(1, pieces) / pieces)[:, None, None]
+    between = plan[:-1] * (1.0 - fractions) + plan[1:] * fractions
+    return np.array(not inside_walls(between, radius).any())

@@ -12,7 +12,6 @@ import numpy as np
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.maze2d.controller import (
     TIME_STEP,
-    ControllerConfig,
     make_reference,
     smooth_noise,
     tracking_action,
@@ -31,39 +30,32 @@ DATA_JITTER = 0.3
 """Offset of data starts and goals from cell centres: a little wider than the problems' 0.25 m, so
 that problems lie inside the data."""
 
+NOISE = 0.05
+"""Standard deviation of the smooth noise on the action."""
+
 _SETTLE_STEPS = 40
 _FADE_STEPS = 60
 
 
-def make_run(seed: int, index: int) -> FloatArray:
+def make_runs(seed: int, index: int) -> list[FloatArray]:
     """Run ``index``: frames (x, y, vx, vy, fx, fy), (frames, 6), from rest to rest at the goal."""
     generator = np.random.default_rng([seed, index])
-    config = ControllerConfig()
     problem = draw_problem(generator, DATA_JITTER)
     route = shortest_route(cell_of(problem.start[:2]), cell_of(problem.goal), generator)
-    reference = make_reference(problem, route, config)
-    moving = len(reference.position)
+    reference = make_reference(problem, route)
+    position, velocity, moving = reference.position, reference.velocity, len(reference.position)
     # Noise is faded out towards the goal so that the run really comes to rest there.
     fade = np.clip((moving - np.arange(moving)) / _FADE_STEPS, 0.0, 1.0)[:, None]
-    noise = smooth_noise(moving, config, generator) * fade
-    feedforward = tracking_action(
-        reference.position, reference.velocity, reference.position, reference.velocity,
-        reference.acceleration, config,
-    )  # fmt: skip
+    noise = smooth_noise(moving, NOISE, generator) * fade
+    feedforward = tracking_action(position, velocity, position, velocity, reference.acceleration)
     still = np.zeros((_SETTLE_STEPS, 2))
     states, actions = shared_world().track(
         problem,
-        np.concatenate([reference.position, still + reference.position[-1]]),
-        np.concatenate([reference.velocity, still]),
+        np.concatenate([position, still + position[-1]]),
+        np.concatenate([velocity, still]),
         np.concatenate([feedforward + noise, still]),
-        config,
     )
-    return np.concatenate([states, actions], axis=1)[::FRAME_STRIDE]
-
-
-def make_runs(seed: int, index: int) -> list[FloatArray]:
-    """The one run of an index."""
-    return [make_run(seed, index)]
+    return [np.concatenate([states, actions], axis=1)[::FRAME_STRIDE]]
 
 
 RECORDING = Recording("maze2d", make_runs, 30_000, FRAME_STRIDE * TIME_STEP, 2, 4)

@@ -16,25 +16,17 @@ import numpy as np
 from torch import Tensor
 
 from muninn.context import Context
-from muninn.loop.escalation import damped
 from muninn.model.schedule import FloatArray
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.platform import Outcome, Snapshot
-from muninn_bench.tasks.maze2d.controller import (
-    ACTUATOR_GEAR,
-    BALL_MASS,
-    JOINT_DAMPING,
-    TIME_STEP,
-    ControllerConfig,
-    smooth_noise,
-)
+from muninn_bench.tasks.maze2d.clearance import plan_is_free
+from muninn_bench.tasks.maze2d.controller import TIME_STEP, smooth_noise, tracking_action
 from muninn_bench.tasks.maze2d.maze import (
     BALL_RADIUS,
-    EXTENT,
     WALLS,
     MazeProblem,
+    cell_centre,
     draw_problem,
-    plan_is_free,
 )
 from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
 from muninn_bench.tasks.maze2d.world import MazeWorld
@@ -43,22 +35,16 @@ GOAL_RADIUS = 0.45  # metres, the environment's own
 TIME_LIMIT = 8.0  # seconds, the environment's 800 steps
 TOP_SPEED = 5.0  # metres per second and axis to which the environment clips velocities
 
-_CELLS = np.argwhere(WALLS)
-_WALL_CENTRES = np.stack([EXTENT[0] + _CELLS[:, 1] + 0.5, EXTENT[3] - _CELLS[:, 0] - 0.5], axis=1)
+_WALL_CENTRES = np.array([cell_centre((row, column)) for row, column in np.argwhere(WALLS)])
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What the planner does not know.
+    """What the planner does not know: standard deviations."""
 
-    Attributes:
-        gust: standard deviation of the force on the ball, in units of the largest action.
-        position_noise, velocity_noise: standard deviations of the sensed state, m and m/s.
-    """
-
-    gust: float = 0.3
-    position_noise: float = 0.01
-    velocity_noise: float = 0.05
+    gust: float = 0.3  # of the force on the ball, in units of the largest action
+    position_noise: float = 0.01  # of the sensed state, metres
+    velocity_noise: float = 0.05  # metres per second
 
 
 def wall_clearance(position: FloatArray) -> float:
@@ -75,14 +61,13 @@ class MazeEpisode:
 
         generator = np.random.default_rng(seed)
         problem = draw_problem(generator)
-        gusts = ControllerConfig(noise=platform.disturbance.gust)
         steps = round(TIME_LIMIT / TIME_STEP) + 1
         self.goal: FloatArray = problem.goal
         self.time = 0.0
         self.outcome: Outcome | None = None
         self._platform = platform
         # For every step, drawn ahead: what the planner does changes none of it.
-        self._gusts = smooth_noise(steps, gusts, generator)
+        self._gusts = smooth_noise(steps, platform.disturbance.gust, generator)
         self._sensors = generator.standard_normal((steps, 4))
         self._world = platform.model
         self._data = mujoco.MjData(self._world)
@@ -98,7 +83,8 @@ class MazeEpisode:
         """Sensed state and goal, normalised, (1, 2, 4)."""
         noise = self._platform.disturbance
         spread = np.repeat([noise.position_noise, noise.velocity_noise], 2)
-        sensed = self._state() + spread * self._sensors[self._steps]
+        state = np.concatenate([self._data.qpos, self._data.qvel])
+        sensed = state + spread * self._sensors[self._steps]
         return maze_contexts(self._platform.teacher, [MazeProblem(sensed, self.goal)])
 
     def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
@@ -141,17 +127,10 @@ class MazeEpisode:
         to_goal = float(np.linalg.norm(position - self.goal))
         return Snapshot(self.time, position, wall_clearance(position), to_goal)
 
-    def _state(self) -> FloatArray:
-        return np.concatenate([self._data.qpos, self._data.qvel])
-
     def _action(self) -> FloatArray:
-        """PD on the reference, as :func:`tracking_action`, damped before it is saturated."""
-        gains = self._platform.gains
         wanted = self._reference[min(self._steps - self._since, len(self._reference) - 1)]
-        acceleration = gains.position_gain * (wanted[:2] - self._data.qpos)
-        acceleration += gains.velocity_gain * (wanted[2:] - self._data.qvel)
-        force = BALL_MASS * acceleration + JOINT_DAMPING * wanted[2:]
-        return damped(force / ACTUATOR_GEAR, self._factor, -1.0, 1.0)
+        position, velocity = self._data.qpos, self._data.qvel
+        return tracking_action(position, velocity, wanted[:2], wanted[2:], factor=self._factor)
 
     def _judge(self) -> None:
         clearance = wall_clearance(self._data.qpos)
@@ -174,7 +153,6 @@ class MazePlatform:
 
     teacher: Teacher = field(default_factory=bundled_teacher)
     disturbance: Disturbance = field(default_factory=Disturbance)
-    gains: ControllerConfig = field(default_factory=ControllerConfig)
     name: str = "maze2d"
     period: float = 0.5
     candidates: int = 4
@@ -203,16 +181,11 @@ class MazePlatform:
 
     def outlines(self) -> list[FloatArray]:
         """The edges between walls and free cells, each (2, 2), for pictures."""
-        walls = np.pad(WALLS, 1, constant_values=True)
         lines = []
         for row, column in np.argwhere(~WALLS):
-            left, top = EXTENT[0] + column, EXTENT[3] - row
-            corners = np.array(
-                [(left, top), (left + 1, top), (left + 1, top - 1), (left, top - 1), (left, top)]
-            )
-            # Neighbours above, right, below, left of the cell, in the padded grid.
-            sides = ((0, 1), (1, 2), (2, 1), (1, 0))
-            for side, (down, across) in enumerate(sides):
-                if walls[row + down, column + across]:
-                    lines.append(corners[side : side + 2])
+            for down, across in ((-1, 0), (0, 1), (1, 0), (0, -1)):
+                if WALLS[row + down, column + across]:
+                    middle = cell_centre((row, column)) + np.array([across, -down]) / 2.0
+                    along = np.array([-down, -across]) / 2.0
+                    lines.append(np.stack([middle - along, middle + along]))
         return lines

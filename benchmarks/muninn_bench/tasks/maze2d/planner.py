@@ -13,9 +13,7 @@ from muninn.model.schedule import FloatArray
 from muninn_bench.measure.baselines import few_steps
 from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
-from muninn_bench.planners.diffuser import InpaintedDenoiser as InpaintedDenoiser
 from muninn_bench.planners.diffuser import diffuser_planner
-from muninn_bench.planners.diffuser import inpaint_ends as inpaint_ends
 from muninn_bench.tasks.maze2d.maze import MazeProblem
 
 STATE_CHANNELS = 4
@@ -40,14 +38,10 @@ def sample_plans(
     steps: int | None = None,
     batch: int = 64,
 ) -> FloatArray:
-    """Plans of full compute in world units, (problems, horizon, channels).
+    """Plans of full compute in world units, (problems, horizon, channels), ``batch`` at a time.
 
-    Args:
-        teacher: the planner; its network says where to compute.
-        problems: starts and goals.
-        seed: of the noise; problem ``i`` gets the same noise in any batch.
-        steps: DDIM steps; every training step by default.
-        batch: plans made at a time.
+    The ``seed`` is of the noise; problem ``i`` gets the same noise in any batch. DDIM takes every
+    training step by default.
     """
     planner = maze_planner(teacher)
     planner = planner if steps is None else few_steps(planner, steps)

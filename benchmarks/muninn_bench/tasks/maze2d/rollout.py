@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muninn.errors import InputError
-from muninn_bench.tasks.maze2d.controller import TIME_STEP, ControllerConfig, tracking_action
+from muninn_bench.tasks.maze2d.controller import TIME_STEP, tracking_action
 from muninn_bench.tasks.maze2d.data import FRAME_STRIDE
 from muninn_bench.tasks.maze2d.maze import MazeProblem
 from muninn_bench.tasks.maze2d.world import shared_world
@@ -32,38 +32,25 @@ def reach(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> float 
         raise InputError(f"a plan must have shape (horizon, 6), got {frames.shape}")
     if not np.isfinite(frames).all():
         raise InputError("the plan holds values that are not finite")
-    config = ControllerConfig()
-    at, known = (
-        np.arange((len(frames) - 1) * FRAME_STRIDE + 1) / FRAME_STRIDE,
-        np.arange(len(frames)),
-    )
+    known = np.arange(len(frames))
+    at = np.arange((len(frames) - 1) * FRAME_STRIDE + 1) / FRAME_STRIDE
     target = np.stack([np.interp(at, known, column) for column in frames[:, :4].T], axis=1)
     world = shared_world()
     state = world.place(problem, seed)
-    still = np.zeros(2)
-    for step in range(world.step_limit):
+    step, success, ended = 0, False, False
+    while not (success or ended):
         wanted = target[min(step, len(target) - 1)]
         # Once the plan is over its last frame is a place to stay at.
-        velocity = wanted[2:] if step < len(target) else still
-        action = tracking_action(state[:2], state[2:], wanted[:2], velocity, still, config)
+        velocity = wanted[2:] if step < len(target) else np.zeros(2)
+        action = tracking_action(state[:2], state[2:], wanted[:2], velocity)
         state, success, ended = world.step(action)
-        if success:
-            return (step + 1) * TIME_STEP
-        if ended:
-            break
-    return None
+        step += 1
+    return step * TIME_STEP if success else None
 
 
-def follow(problem: MazeProblem, plan: NDArray[np.floating], seed: int) -> bool:
-    """Whether the ball comes within the goal radius (0.45 m) in time; see :func:`reach`."""
-    return reach(problem, plan, seed) is not None
-
-
-def follow_all(
-    problems: list[MazeProblem], plans: NDArray[np.floating], first_seed: int = 0
-) -> NDArray[np.bool_]:
-    """Track one plan per problem, (problems, horizon, 6); return successes (problems,)."""
+def follow_all(problems: list[MazeProblem], plans: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Track one plan per problem, (problems, horizon, 6); whether each succeeds, (problems,)."""
     if len(problems) != len(plans):
         raise InputError(f"got {len(problems)} problems and {len(plans)} plans")
-    pairs = enumerate(zip(problems, plans, strict=True), first_seed)
-    return np.array([follow(*pair, seed) for seed, pair in pairs], dtype=np.bool_)
+    found = [reach(*pair, seed) for seed, pair in enumerate(zip(problems, plans, strict=True))]
+    return np.array([seconds is not None for seconds in found], dtype=np.bool_)

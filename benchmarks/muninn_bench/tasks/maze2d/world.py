@@ -11,7 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.maze2d.controller import ACTUATOR_GEAR, BALL_MASS, ControllerConfig
+from muninn_bench.tasks.maze2d.controller import (
+    ACTUATOR_GEAR,
+    BALL_MASS,
+    POSITION_GAIN,
+    VELOCITY_GAIN,
+)
 from muninn_bench.tasks.maze2d.maze import MazeProblem, cell_of
 
 
@@ -41,11 +46,6 @@ class MazeWorld:
         """The MuJoCo model."""
         return self._environment.unwrapped.point_env.model
 
-    @property
-    def step_limit(self) -> int:
-        """Steps after which the environment itself truncates an episode."""
-        return int(self._environment.spec.max_episode_steps)
-
     def place(self, problem: MazeProblem, seed: int) -> FloatArray:
         """Start an episode at the problem's start and goal; return ``(x, y, vx, vy)``."""
         options = {
@@ -72,30 +72,23 @@ class MazeWorld:
         positions: FloatArray,
         velocities: FloatArray,
         feedforward: FloatArray,
-        config: ControllerConfig,
     ) -> tuple[FloatArray, FloatArray]:
         """Follow a reference with PD feedback on the environment's own MuJoCo model.
 
         Steps the model as the environment does (velocity clipped to 5 m/s, then one step), without
         the per-step bookkeeping of ``step``, which makes data several times faster to collect.
-
-        Args:
-            problem: Where the episode starts.
-            positions: Reference positions, shape ``(steps, 2)``.
-            velocities: Reference velocities, shape ``(steps, 2)``.
-            feedforward: Action added to the feedback, shape ``(steps, 2)``.
-            config: Gains.
+        The reference and the action added to the feedback are (steps, 2) each.
 
         Returns:
-            States before each step ``(steps, 4)`` and the actions taken there ``(steps, 2)``.
+            States before each step, (steps, 4), and the actions taken there, (steps, 2).
         """
         import mujoco
 
         self.place(problem, seed=0)
         inner = self._environment.unwrapped.point_env
         model, data = inner.model, inner.data
-        position_gain = BALL_MASS * config.position_gain / ACTUATOR_GEAR
-        velocity_gain = BALL_MASS * config.velocity_gain / ACTUATOR_GEAR
+        position_gain = BALL_MASS * POSITION_GAIN / ACTUATOR_GEAR
+        velocity_gain = BALL_MASS * VELOCITY_GAIN / ACTUATOR_GEAR
         states = np.empty((len(positions), 4))
         actions = np.empty((len(positions), 2))
         for step in range(len(positions)):

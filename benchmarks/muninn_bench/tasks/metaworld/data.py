@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from muninn.errors import InputError
 from muninn.files import write_whole
+from muninn.model.schedule import FloatArray
 from muninn.progress import bars
 from muninn_bench.tasks.metaworld.world import (
     ACTION,
     DATA,
     STEP_LIMIT,
-    FloatArray,
     PickPlace,
     draw_problem,
     expert_action,
@@ -36,20 +36,17 @@ HOLD_STEPS = 16
 
 SHARD_EPISODES = 100
 
+Episode = tuple[NDArray[np.floating], NDArray[np.floating]]
+"""Observations (steps, 39) and the expert's actions (steps, 4)."""
+
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Episodes of different lengths, one after another.
+    """Episodes of different lengths, one after another."""
 
-    Attributes:
-        observations: (total steps, 39), float32.
-        actions: the expert's, (total steps, 4), float32.
-        offsets: first step of each episode and the total, (episodes + 1,).
-    """
-
-    observations: NDArray[np.float32]
-    actions: NDArray[np.float32]
-    offsets: NDArray[np.int64]
+    observations: NDArray[np.float32]  # (total steps, 39)
+    actions: NDArray[np.float32]  # the expert's, (total steps, 4)
+    offsets: NDArray[np.int64]  # first step of each episode and the total, (episodes + 1,)
 
     @property
     def episodes(self) -> int:
@@ -67,7 +64,7 @@ class Demonstrations:
 
 
 def demonstrate(world: PickPlace, index: int) -> tuple[FloatArray, FloatArray]:
-    """Observations (steps, 39) and the expert's actions (steps, 4) of one successful episode.
+    """One successful :data:`Episode`.
 
     A quarter of the episodes has no noise; an episode whose noise makes the expert fail is tried
     again with half of it.
@@ -99,14 +96,13 @@ def demonstrate(world: PickPlace, index: int) -> tuple[FloatArray, FloatArray]:
         scale /= 2.0
 
 
-def save_demonstrations(path: Path, episodes: Sequence[tuple[FloatArray, FloatArray]]) -> None:
+def save_demonstrations(path: Path, episodes: Sequence[Episode]) -> None:
     """Write episodes; the file appears whole or not at all."""
-    lengths = [len(actions) for _, actions in episodes]
     store = partial(
         np.savez_compressed,
         observations=np.concatenate([seen for seen, _ in episodes]).astype(np.float32),
         actions=np.concatenate([done for _, done in episodes]).astype(np.float32),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        offsets=np.cumsum([0, *(len(done) for _, done in episodes)]).astype(np.int64),
     )
     write_whole(path, store)
 
@@ -123,14 +119,14 @@ def load_demonstrations(path: Path) -> Demonstrations:
             f"python -m muninn_bench.tasks.metaworld.data --out {path}"
         )
     with np.load(path) as stored:
-        return Demonstrations(stored["observations"], stored["actions"], stored["offsets"])
+        return Demonstrations(**stored)
 
 
 def generate(out: Path, count: int, *, progress: bool = True) -> Path:
     """Write ``count`` episodes to ``out``; a file that holds them already is left as it is."""
     if out.is_file() and load_demonstrations(out).episodes == count:
         return out
-    episodes: list[tuple[FloatArray, FloatArray]] = []
+    episodes: list[Episode] = []
     world: PickPlace | None = None
     with bars(progress) as task:
         advance = task("demonstrations", count)
@@ -141,9 +137,9 @@ def generate(out: Path, count: int, *, progress: bool = True) -> Path:
                 world = world or PickPlace()
                 save_demonstrations(shard, [demonstrate(world, at) for at in range(first, last)])
             stored = load_demonstrations(shard)
-            for at in range(stored.episodes):
-                one = stored.part(at, at + 1)
-                episodes.append((one.observations.astype(float), one.actions.astype(float)))
+            within = stored.offsets[1:-1]
+            split = (np.split(values, within) for values in (stored.observations, stored.actions))
+            episodes += zip(*split, strict=True)
             advance(last - first)
     save_demonstrations(out, episodes)
     return out

@@ -16,7 +16,6 @@ from muninn_bench.tasks.metaworld.data import Demonstrations
 from muninn_bench.tasks.metaworld.world import ACTION
 
 STATE, SCENE = "observation.state", "observation.environment_state"
-_STATE_SIZE, _SCENE_SIZE = 4, 6
 
 
 def features(observations: Tensor) -> dict[str, Tensor]:
@@ -30,21 +29,22 @@ def features(observations: Tensor) -> dict[str, Tensor]:
     return {STATE: observations[..., :4], SCENE: scene}
 
 
+def channels(demonstrations: Demonstrations) -> dict[str, Tensor]:
+    """Features and actions of all steps, under LeRobot's names."""
+    seen = features(torch.from_numpy(demonstrations.observations))
+    return seen | {"action": torch.from_numpy(demonstrations.actions)}
+
+
 def make_policy(down_dims: tuple[int, ...] = (48, 96, 192)) -> Any:
     """An untrained policy: two observations, 16 actions planned, 8 executed, 100 DDPM steps."""
-    from lerobot.configs.types import (  # type: ignore[import-not-found]
-        FeatureType,
-        NormalizationMode,
-        PolicyFeature,
-    )
-    from lerobot.policies.diffusion.configuration_diffusion import (  # type: ignore[import-not-found]
-        DiffusionConfig,
-    )
-    from lerobot.policies.diffusion.modeling_diffusion import (  # type: ignore[import-not-found]
-        DiffusionPolicy,
+    from lerobot.configs import types  # type: ignore[import-not-found]
+    from lerobot.policies.diffusion import (  # type: ignore[import-not-found]
+        configuration_diffusion,
+        modeling_diffusion,
     )
 
-    config = DiffusionConfig(
+    minmax, feature = types.NormalizationMode.MIN_MAX, types.PolicyFeature
+    config = configuration_diffusion.DiffusionConfig(
         n_obs_steps=2,
         horizon=16,
         n_action_steps=8,
@@ -54,19 +54,17 @@ def make_policy(down_dims: tuple[int, ...] = (48, 96, 192)) -> Any:
         prediction_type="epsilon",
         clip_sample=True,
         # LeRobot's default leaves the environment state as it is, in metres: almost constant.
-        normalization_mapping={
-            name: NormalizationMode.MIN_MAX for name in ("STATE", "ENV", "ACTION")
-        },
+        normalization_mapping=dict.fromkeys(("STATE", "ENV", "ACTION"), minmax),
         input_features={
-            STATE: PolicyFeature(FeatureType.STATE, (_STATE_SIZE,)),
-            SCENE: PolicyFeature(FeatureType.ENV, (_SCENE_SIZE,)),
+            STATE: feature(types.FeatureType.STATE, (4,)),
+            SCENE: feature(types.FeatureType.ENV, (6,)),
         },
-        output_features={"action": PolicyFeature(FeatureType.ACTION, (ACTION,))},
+        output_features={"action": feature(types.FeatureType.ACTION, (ACTION,))},
         # Of the saved processors. Weights may be trained elsewhere.
         device="cpu",
         push_to_hub=False,
     )
-    return DiffusionPolicy(config)
+    return modeling_diffusion.DiffusionPolicy(config)
 
 
 def make_processors(policy: Any, demonstrations: Demonstrations) -> tuple[Any, Any]:
@@ -75,13 +73,9 @@ def make_processors(policy: Any, demonstrations: Demonstrations) -> tuple[Any, A
         make_diffusion_pre_post_processors,
     )
 
-    channels = {
-        **features(torch.from_numpy(demonstrations.observations)),
-        "action": torch.from_numpy(demonstrations.actions),
-    }
     limits = {
         name: {"min": values.amin(dim=0), "max": values.amax(dim=0)}
-        for name, values in channels.items()
+        for name, values in channels(demonstrations).items()
     }
     processors: tuple[Any, Any] = make_diffusion_pre_post_processors(policy.config, limits)
     return processors
@@ -96,16 +90,15 @@ def save_policy(folder: Path, policy: Any, preprocessor: Any, postprocessor: Any
 def load_policy(folder: Path, scheduler: str, steps: int) -> tuple[Any, Any, Any]:
     """Policy in eval mode, preprocessor and postprocessor, on the CPU.
 
-    Args:
-        folder: written by :func:`save_policy`.
-        scheduler: ``DDPM`` or ``DDIM``; the weights are the same.
-        steps: of inference.
+    The ``scheduler`` is ``DDPM`` or ``DDIM``, of so many steps; the weights are the same.
 
     Raises:
         InputError: no checkpoint there.
     """
     from lerobot.configs.policies import PreTrainedConfig  # type: ignore[import-not-found]
-    from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
+    from lerobot.policies.diffusion.modeling_diffusion import (  # type: ignore[import-not-found]
+        DiffusionPolicy,
+    )
     from lerobot.policies.factory import make_pre_post_processors  # type: ignore[import-not-found]
 
     if not (folder / "config.json").is_file():

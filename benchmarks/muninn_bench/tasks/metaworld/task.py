@@ -28,7 +28,7 @@ from muninn_bench.tasks.metaworld.data import generate
 from muninn_bench.tasks.metaworld.flow import STEPS, flow_planner
 from muninn_bench.tasks.metaworld.lesson import PolicyLesson
 from muninn_bench.tasks.metaworld.policy import features, load_policy
-from muninn_bench.tasks.metaworld.world import STEP_LIMIT, PickPlace, draw_problem
+from muninn_bench.tasks.metaworld.world import DATA, STEP_LIMIT, PickPlace, draw_problem
 
 SAMPLERS = {"ddpm100": ("DDPM", 100), "ddim100": ("DDIM", 100), "ddim16": ("DDIM", 16)}
 FLOW = f"flow{STEPS}"
@@ -37,7 +37,7 @@ LIMITS = (0.1, 0.1, 0.1, 0.1)
 """Acceptable difference of each action channel: 1 mm of commanded motion a step along x, y, z, and
 a tenth of the gripper's effort."""
 
-STREAMS = {Stream.TRAIN: 0, Stream.CERTIFY: 1, Stream.TEST: 2, Stream.TUNE: 3}
+STREAMS = {Stream.TRAIN: DATA, Stream.CERTIFY: 1, Stream.TEST: 2, Stream.TUNE: 3}
 """Numbers of the streams of problems; the data and the committed results were drawn from them."""
 
 _IDLE: list[PickPlace] = []

@@ -8,18 +8,16 @@ problem is where the puck lies and where it is to go.
 from __future__ import annotations
 
 import pickle
-from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from muninn.model.schedule import FloatArray
 
-DATA, CALIBRATE, TEST = 0, 1, 2
-"""Streams of problems: split by purpose, so that no problem serves two."""
+DATA = 0
+"""Stream of the data's problems; those of the task are in ``muninn_bench.tasks.metaworld.task``."""
 
-OBSERVATION, ACTION = 39, 4
+ACTION = 4
 
 STEP_LIMIT = 200
 """Steps after which an episode has failed. The environment allows 500, the expert needs 53."""
@@ -34,7 +32,7 @@ def draw_problem(stream: int, index: int) -> FloatArray:
 
     They are drawn as the environment draws them, uniformly within its limits.
 
-    >>> np.array_equal(draw_problem(TEST, 3), draw_problem(TEST, 3))
+    >>> np.array_equal(draw_problem(2, 3), draw_problem(2, 3))
     True
     """
     generator = np.random.default_rng([stream, index])
@@ -84,12 +82,7 @@ class PickPlace:
 
 def expert_action(observation: FloatArray) -> FloatArray:
     """What Meta-World's own scripted policy does, (4,), within [-1, 1]."""
-    action: FloatArray = np.clip(_expert().get_action(observation), -1.0, 1.0).astype(np.float64)
-    return action
-
-
-@cache
-def _expert() -> Any:
     from metaworld.policies import SawyerPickPlaceV3Policy  # type: ignore[import-not-found]
 
-    return SawyerPickPlaceV3Policy()
+    action = SawyerPickPlaceV3Policy().get_action(observation)  # keeps no state
+    return np.asarray(np.clip(action, -1.0, 1.0), np.float64)
