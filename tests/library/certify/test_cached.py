@@ -203,9 +203,9 @@ def test_a_file_that_cannot_be_used_runs_full_compute_if_asked(
 
 
 def test_running_uncached_is_logged_once(
-    issued: Certificate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    issued: Certificate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(muninn.engines.runtime, "_logged", set())
+    muninn.engines.runtime.log_once.cache_clear()
     other = CHANGES["model.weights"](planner())
     with caplog.at_level(logging.WARNING, logger="muninn"):
         for _ in range(3):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from analytic import mixture_planner
-from muninn.engines.runtime import Runtime
+from muninn.engines.runtime import Runtime, log_once
 from muninn.errors import DenoiserError, InputError
 from muninn.model.planner import Planner
 from muninn.programs.forecast import Forecast
@@ -26,9 +26,9 @@ Poison = Callable[[Tensor], Any]
 
 
 @pytest.fixture(autouse=True)
-def fresh_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_log() -> None:
     """Messages that earlier tests logged count as new."""
-    monkeypatch.setattr("muninn.engines.runtime._logged", set())
+    log_once.cache_clear()
 
 
 def marked(rows: int = 5) -> dict[str, Tensor]:
