@@ -45,7 +45,8 @@ test-wheels: environment ## build both wheels, install them elsewhere, run every
 
 test-lerobot: environment-lerobot ## run the adapters on LeRobot's own classes, and Meta-World
 	$(LEROBOT)/bin/python -c "import lerobot.policies.diffusion.modeling_diffusion, lerobot.policies.smolvla.modeling_smolvla, metaworld"
-	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/library/adapters tests/bench/tasks/metaworld tests/bench/test_tasks.py $(ARGS)
+	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest tests/library/adapters tests/bench/tasks/metaworld $(ARGS)
+	$(ONE_THREAD) $(LEROBOT)/bin/python -m pytest -q tests/bench/test_tasks.py -k metaworld
 
 check: lint types test ## all that CI runs: lint, types, then the fast tests
 

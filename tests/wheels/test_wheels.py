@@ -118,10 +118,11 @@ def test_the_library_needs_nothing_of_the_bench(place: Path) -> None:
 
 def test_a_new_users_policy_is_certified_and_judged(place: Path) -> None:
     certificate = "policy.muninn.safetensors"
-    made = succeeds(place, f"muninn calibrate my_policy.py:planner {certificate} --tolerance 0.05")
+    promised = f"my_policy.py:planner {certificate} --tolerance 0.05 --calls 200"
+    made = succeeds(place, f"muninn calibrate {promised}")
     assert "At most 5.0% of new calls" in " ".join(made.split())
     assert "Not promised" in succeeds(place, f"muninn inspect {certificate}")
-    judged = f"muninn evaluate my_policy.py:planner {certificate} --out run.json --seed 1"
+    judged = f"muninn evaluate my_policy.py:planner {certificate} --calls 100 --out run.json"
     assert "kept" in succeeds(place, judged)
     succeeds(place, "muninn report run.json")
 
