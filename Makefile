@@ -41,7 +41,7 @@ test-gpu: environment ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)
 
 test-wheels: environment ## build both wheels, install them elsewhere, run every documented command
-	$(PYTEST) -n $(WORKERS) --dist loadgroup -m wheels tests/wheels $(ARGS)
+	$(PYTEST) -q -m wheels tests/wheels $(ARGS)
 
 test-lerobot: environment-lerobot ## run the adapters on LeRobot's own classes, and Meta-World
 	$(LEROBOT)/bin/python -c "import lerobot.policies.diffusion.modeling_diffusion, lerobot.policies.smolvla.modeling_smolvla, metaworld"
