@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from muninn.errors import InputError, MuninnError
+from muninn.cli import main as run_commands
+from muninn.errors import InputError
 from muninn_bench.commands import (
     Seed,
+    Smoke,
     ablate,
     checks,
     command_line,
@@ -36,16 +37,11 @@ VariantOption = Annotated[
     str | None, typer.Option("--variant", help="A planner of the task; its first by default.")
 ]
 RiskOption = Annotated[float, typer.Option(help="Share of calls that may exceed the tolerance.")]
-SmokeOption = Annotated[bool, typer.Option("--smoke", help="A miniature that means nothing.")]
 
 
 def main() -> None:
-    """Run the command line; a Muninn error is one clear line and exit code 2."""
-    try:
-        app()
-    except (MuninnError, OSError) as error:
-        console.print(f"[bold red]error:[/] {error}", highlight=False)
-        sys.exit(2)
+    """Run the command line as the library's is run."""
+    run_commands(app)
 
 
 @app.command()
@@ -79,21 +75,21 @@ def compare(
     episodes: Annotated[int, typer.Option(help="Held-out episodes of every method.")] = 150,
     timed: Annotated[int, typer.Option(help="Single calls to time of every method.")] = 60,
     seed: Seed = 0,
-    smoke: SmokeOption = False,
+    smoke: Smoke = False,
 ) -> None:
     """Certify a task's planner, then run Full and every alternative beside it; resumes."""
     from muninn_bench.registry import find_task, require_variant
     from muninn_bench.report.tables import print_result
-    from muninn_bench.studies.certified import SMOKE, Certified, Sizes, smoke_family
+    from muninn_bench.studies.certified import Certified, Sizes
     from muninn_bench.studies.compare import compare as run
 
     found = find_task(task)
     name = require_variant(found, variant)
-    sizes = SMOKE if smoke else Sizes(calibration=calls, episodes=episodes, timed=timed)
+    sizes = Sizes(calibration=calls, episodes=episodes, timed=timed)
     folder = out or Path("runs", "compare-smoke" if smoke else "compare", task, name)
     study = Certified(found, name, folder, sizes, tolerance=tolerance, risk=risk, seed=seed)
     if smoke:
-        study.family, study.risk, study.tolerance = smoke_family(study.planner), 0.25, 1e3
+        study.shrink()
     certificate = study.certify()
     console.print(certificate.promise())
     print_result(console, run(study, certificate, command_line()))
@@ -109,32 +105,31 @@ def demo(
     risk: RiskOption = 0.05,
     seed: Seed = 7,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
-    smoke: SmokeOption = False,
+    smoke: Smoke = False,
 ) -> None:
     """Certify the bundled Maze2D planner live, race it against the alternatives, write a report."""
     from muninn_bench.registry import find_task
     from muninn_bench.report.tables import print_result
-    from muninn_bench.studies.certified import SMOKE, Certified, Sizes, load_family
+    from muninn_bench.studies.certified import Certified, Sizes, load_family
     from muninn_bench.studies.compare import compare as run
 
-    sizes = SMOKE if smoke else Sizes(calibration=calls, episodes=test_calls, timed=timed)
     study = Certified(
         find_task("maze2d"),
         "diffuser",
         out,
-        sizes,
+        Sizes(calibration=calls, episodes=test_calls, timed=timed),
         tolerance=tolerance,
         risk=risk,
         seed=seed,
         family=load_family("maze2d/family.json", seed),
     )
     if smoke:
-        study.risk, study.tolerance = 0.25, 1e3
-    console.print(f"[bold]1. Certify[/] on {sizes.calibration} fresh calls")
+        study.shrink()
+    console.print(f"[bold]1. Certify[/] on {study.sizes.calibration} fresh calls")
     (out / "certificate.muninn.safetensors").unlink(missing_ok=True)  # live, every time
     certificate = study.certify()
     console.print(certificate.promise())
-    console.print(f"[bold]2. Plan[/] {sizes.episodes} held-out calls with every method")
+    console.print(f"[bold]2. Plan[/] {study.sizes.episodes} held-out calls with every method")
     print_result(console, run(study, certificate, command_line()))
     console.print(f"[bold]3. Read[/] {out / 'report.html'} and {out / 'result.json'}")
 
@@ -152,7 +147,7 @@ def few_steps(
         list[str] | None, typer.Option(help="An alternative, may be repeated; all by default.")
     ] = None,
     seed: Seed = 0,
-    smoke: SmokeOption = False,
+    smoke: Smoke = False,
 ) -> None:
     """How close tuned samplers with fewer steps come to full compute.
 

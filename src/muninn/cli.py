@@ -31,10 +31,10 @@ File = Annotated[Path, typer.Argument(help="Certificate file.")]
 Out = Annotated[Path | None, typer.Option(help="File to write.")]
 
 
-def main() -> None:
-    """Run the command line; a Muninn error is one clear line and exit code 2."""
+def main(commands: typer.Typer = app) -> None:
+    """Run a command line; a Muninn error is one clear line and exit code 2."""
     try:
-        app()
+        commands()
     except (MuninnError, OSError) as error:
         console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
@@ -77,7 +77,7 @@ def calibrate(
     from muninn.certify.calibrate import calibrate as certify
     from muninn.certify.describe import print_certificate
     from muninn.certify.target import blamed, load, some
-    from muninn.parallel import Map, Processes
+    from muninn.parallel import workers_of
     from muninn.programs.plan import Family
 
     planner, contexts, file = load(target)
@@ -85,7 +85,7 @@ def calibrate(
     journal = out.with_name(out.name + ".journal")
     begun = journal.exists()
     try:
-        with Processes(workers) if workers > 1 else Map() as chosen, blamed(file):
+        with workers_of(workers) as chosen, blamed(file):
             certificate = certify(
                 planner,
                 some(contexts, calls),
@@ -148,7 +148,7 @@ def report(
     if out is None:
         console.print(escape(page), highlight=False, soft_wrap=True)
     else:
-        out.write_text(page)
+        write_whole(out, page)
 
 
 def _page(run: dict[str, Any]) -> str:

@@ -44,19 +44,21 @@ def roll_out(
     count: int,
     *,
     seed: int,
+    world: int = 0,
     shadow: tuple[Run, Metric] | None = None,
     advance: Callable[[int], None] = lambda episodes: None,
 ) -> list[Drive]:
     """Episodes 0 to ``count`` of a stream, driven by a method.
 
-    The noise of a call is a function of seed, episode and call alone: methods are paired. With a
+    The noise of a call is a function of seed, episode and call alone: methods are paired. The
+    problems are those of the seed ``world``. With a
     ``shadow``, full compute and a metric, every call's deviation is measured; the shadow's plans
     are not executed.
     """
     planner, drives = task.planner(variant), [Drive() for _ in range(count)]
     for first in range(0, count, LANES):
         numbers = range(first, min(first + LANES, count))
-        episodes = {number: task.begin(variant, stream, number) for number in numbers}
+        episodes = {number: task.begin(variant, stream, number, world) for number in numbers}
         call, running = 0, list(numbers)
         while running:
             contexts = torch.cat([episodes[number].context() for number in running])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,6 @@ class Sizes:
 
 
 SMOKE = Sizes(calibration=24, episodes=3, timed=2, tuning=3, confidence=None)
-"""A miniature: every step is taken, and the figures mean nothing."""
 
 
 class Certified:
@@ -86,6 +86,18 @@ class Certified:
         self.metric: str | Metric = task.metric(variant)
         self.measure: Metric = resolve(self.metric)[1]
 
+    def shrink(self) -> None:
+        """Become a miniature: every step is taken, and neither promise nor figures mean anything.
+
+        A family that has to be tuned is one even member, because tuning takes minutes on a CPU.
+        """
+        self.sizes, self.risk, self.tolerance = SMOKE, 0.25, 1e3
+        if self.family is None:
+            sampler = self.planner.sampler
+            anchors = spread_steps(len(sampler), max(3, len(sampler) // 10))
+            held = Forecast("velocity" if sampler.flow else "sample", 1)
+            self.family = Family(held, (Everywhere(), Static(anchors)), "smoke")
+
     # -- calls ---------------------------------------------------------------------------------
 
     def drive(self, name: str, run: Run, stream: Stream, count: int, **options: Any) -> list[Drive]:
@@ -94,9 +106,18 @@ class Certified:
         with bars(self.progress) as bar:
             advance = bar(f"drive {name}", count)
             return roll_out(
-                self.task, self.variant, run, stream, count, seed=seed, advance=advance, **options
+                self.task,
+                self.variant,
+                run,
+                stream,
+                count,
+                seed=seed,
+                world=self.seed,
+                advance=advance,
+                **options,
             )
 
+    @cached_property
     def certify_contexts(self) -> Tensor:
         """One random call of each episode that Full drives; kept in a file, for a stopped run."""
         count = self.sizes.calibration
@@ -138,7 +159,7 @@ class Certified:
         journal = self.out / "calibration.jsonl"
         certificate = calibrate(
             self.planner,
-            self.certify_contexts(),
+            self.certify_contexts,
             tolerance=self.tolerance,
             risk=self.risk,
             confidence=self.sizes.confidence,
@@ -161,7 +182,7 @@ class Certified:
         if isinstance(self.task, Twinned):
             planner, table = self.task.twin(self.variant)
         if certificate.counts["tune"]:
-            contexts = self.certify_contexts()
+            contexts = self.certify_contexts
             calls = tuning_calls(planner, contexts, self.measure, certificate)
         else:
             tuning = min(self.sizes.tuning, self.sizes.episodes)
@@ -170,14 +191,6 @@ class Certified:
         search = AlternativeSearch(calls, self.tolerance, allowed_share(certificate), table)
         names = [n for n in available(planner) if n != TAYLOR or not self.task.replans]
         return planner, search.best(max(2, min(count, len(planner.sampler))), names)
-
-
-def smoke_family(planner: Planner) -> Family:
-    """One untuned member, for a miniature: tuning takes minutes on a CPU."""
-    sampler = planner.sampler
-    anchors = spread_steps(len(sampler), max(3, len(sampler) // 10))
-    held = Forecast("velocity" if sampler.flow else "sample", 1)
-    return Family(held, (Everywhere(), Static(anchors)), "smoke")
 
 
 def load_family(name: str, seed: int) -> Family:

@@ -155,7 +155,7 @@ def test_a_second_run_takes_the_certificate_and_other_promises_are_refused(
 def test_episodes_that_replan_are_driven_by_every_method_and_shadowed(tmp_path: Path) -> None:
     made = study(tmp_path, calls=3)
     certificate = made.certify()
-    contexts = made.certify_contexts()
+    contexts = made.certify_contexts
     assert contexts.shape == (80, 1)  # one random call of each of Full's episodes
     assert set(np.unique(contexts // 100 % 10)) == {1.0, 2.0, 3.0}
     result = compare(made, certificate, "x")

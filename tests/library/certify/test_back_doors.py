@@ -29,13 +29,7 @@ from muninn.model.planner import Planner
 from muninn.model.sampler import Sampler
 
 engines = pytest.mark.parametrize("engine", ENGINES)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Any:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 # -- the same weights in another computation ------------------------------------------------

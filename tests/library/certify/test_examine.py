@@ -28,13 +28,7 @@ from muninn.errors import CalibrationError, CertificateError, InputError
 from muninn.model.planner import Planner
 
 engines = pytest.mark.parametrize("engine", ENGINES)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Any:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 # -- full compute on other engines ----------------------------------------------------------

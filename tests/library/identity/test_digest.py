@@ -26,13 +26,7 @@ from muninn.certify.metrics import rms_step
 from muninn.errors import CalibrationError
 
 engines = pytest.mark.parametrize("engine", ENGINES)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Any:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 SCALE = 1.0
