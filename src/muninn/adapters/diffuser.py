@@ -42,7 +42,15 @@ class _DiffuserSampler(Sampler):
         # Diffuser draws at the last step too and multiplies the draw by zero.
         steps[-1] = replace(steps[-1], from_noise=0.0, draws_noise=True)
         details = {**table.describe(), "framework": "Diffuser"}
-        super().__init__("ddpm", table.kind, steps, flow=False, clip=table.clip, details=details)
+        super().__init__(
+            "ddpm",
+            table.kind,
+            steps,
+            flow=False,
+            clip=table.clip,
+            details=details,
+            schedule=table.schedule,
+        )
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:
         """Next state; order and grouping are Diffuser's."""

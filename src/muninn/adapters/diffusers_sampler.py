@@ -63,6 +63,7 @@ class DiffusersSampler(Sampler):
             clip=table.clip,
             keep_epsilon=table.keep_epsilon,
             details=table.describe(),
+            schedule=table.schedule,
         )
 
     def _own_step(self, x: Tensor, prediction: Tensor, index: int, noise: Tensor | None) -> Tensor:

@@ -7,20 +7,28 @@ from torch import Tensor
 from muninn.context import Context
 from muninn.engines.capture import capture
 from muninn.engines.compiled import CompiledDenoiser
-from muninn.engines.graphs import GraphRuntime, RoundGraphRuntime
+from muninn.engines.graphs import GraphRuntime, RoundGraphRuntime, TableGraphRuntime
 from muninn.engines.runtime import OnFailure, Runtime
+from muninn.engines.tables import TableRuntime
+from muninn.errors import InputError
 from muninn.model.denoiser import Denoiser
 from muninn.model.planner import Planner
-from muninn.programs.plan import Program
+from muninn.programs.plan import AnyProgram, Program
+from muninn.programs.table import Table
 
 
 def runtime_for(
-    planner: Planner, program: Program, *, on_failure: OnFailure = "full", strict: bool = False
+    planner: Planner, program: AnyProgram, *, on_failure: OnFailure = "full", strict: bool = False
 ) -> Runtime:
     """The runtime of ``planner.engine`` for a program."""
-    engine: type[Runtime] = Runtime
-    if planner.engine == "graph" or (planner.engine, planner.device.type) == ("compile", "cuda"):
-        engine = GraphRuntime if program.plan.fixed else RoundGraphRuntime
+    graphs = planner.engine == "graph" or (planner.engine, planner.device.type) == ("compile", "cuda")
+    engine: type[Runtime]
+    if isinstance(program, Table):
+        engine = TableGraphRuntime if graphs else TableRuntime
+    elif isinstance(program, Program):
+        engine = Runtime if not graphs else GraphRuntime if program.fixed else RoundGraphRuntime
+    else:
+        raise InputError(f"no engine runs a program of kind {program.kind!r}; write one for it")
     return engine(planner, program, on_failure=on_failure, strict=strict)
 
 

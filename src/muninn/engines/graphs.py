@@ -27,6 +27,7 @@ from muninn.engines.rounds import RoundRuntime, Rows
 from muninn.engines.run_state import RunState
 from muninn.engines.runtime import Runtime
 from muninn.engines.shapes import Shapes
+from muninn.engines.tables import TableRuntime
 from muninn.errors import DenoiserError, InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Sampler
@@ -151,12 +152,16 @@ class GraphRuntime(_InGraphs):
 
     def _set_up(self) -> None:
         super()._set_up()
-        if not self.program.plan.fixed:
+        if not self.program.fixed:
             raise InputError("one graph holds a fixed plan; an adaptive one decides on the way")
 
     def _attempt(self, run: RunState) -> None:
         self._replayed(run)
         run.read()
+
+
+class TableGraphRuntime(GraphRuntime, TableRuntime):
+    """Runs a table as one CUDA graph per shape."""
 
 
 # -- adaptive plans ----------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class RoundRuntime(Runtime):
     """
 
     def _set_up(self) -> None:
+        super()._set_up()
         planner, plan, forecast = self.planner, self.program.plan, self.program.forecast
         if type(plan) not in (Everywhere, Static, Adaptive):
             raise _cannot_run("everywhere, static and adaptive plans", plan)

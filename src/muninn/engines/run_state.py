@@ -85,7 +85,7 @@ class RunState:
             read = [values.tolist() for _, _, values, _ in self.unread]
         for (step, rows, _, growth), found in zip(self.unread, read, strict=True):
             if growth is not None:
-                self.charged[list(rows), step] = np.array(found) * growth
+                self.charged[list(rows), step] += np.array(found) * growth
                 continue
             for row in (row for row, total in zip(rows, found, strict=True) if not isfinite(total)):
                 reason = f"the denoiser returned NaN or Inf at step {step}"

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from muninn.errors import DenoiserError, InputError
 from muninn.model.denoiser import check_prediction, own_loop
 from muninn.model.planner import Noise, Planner
 from muninn.programs.forecast import GapWeights
-from muninn.programs.plan import Program, Static
+from muninn.programs.plan import Static
 from muninn.record import Record
 
 OnFailure = Literal["full", "error"]
@@ -40,25 +40,17 @@ class Runtime:
     def __init__(
         self,
         planner: Planner,
-        program: Program,
+        program: Any,
         *,
         on_failure: OnFailure = "full",
         strict: bool = False,
     ) -> None:
         if on_failure not in ("full", "error"):
             raise InputError(f"on_failure is 'full' or 'error', got {on_failure!r}")
-        plan, last = program.plan, len(planner.sampler) - 1
-        if isinstance(plan, Static) and plan.anchors[-1] > last:
-            raise InputError(
-                f"the plan has anchor {plan.anchors[-1]} but the sampler's last step is {last}; "
-                "use a plan made for this sampler"
-            )
         self.planner = planner
         self.program = program
         self.on_failure = on_failure
         self._strict = strict  # calibration: only NaN and Inf may fall back, the rest is a bug
-        self._forecaster = program.forecast.bind(planner.sampler, plan.emphasis)
-        self._gaps = Gaps(planner.sampler, program.forecast.quantity)
         self._denoiser = planner.denoiser
         if planner.engine == "compile":
             self._denoiser = CompiledDenoiser(planner.denoiser)
@@ -66,6 +58,14 @@ class Runtime:
 
     def _set_up(self) -> None:
         """What an engine needs besides; planner and program are known."""
+        plan, last = self.program.plan, len(self.planner.sampler) - 1
+        if isinstance(plan, Static) and plan.anchors[-1] > last:
+            raise InputError(
+                f"the plan has anchor {plan.anchors[-1]} but the sampler's last step is {last}; "
+                "use a plan made for this sampler"
+            )
+        self._forecaster = self.program.forecast.bind(self.planner.sampler, plan.emphasis)
+        self._gaps = Gaps(self.planner.sampler, self.program.forecast.quantity)
 
     def forget(self) -> None:
         """Drop what was captured: the network was another one meanwhile."""

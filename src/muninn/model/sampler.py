@@ -15,14 +15,14 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, astuple, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.model.schedule import FloatArray
+from muninn.model.schedule import FloatArray, Schedule
 
 Kind = Literal["epsilon", "sample", "v", "velocity"]
 DIFFUSION_KINDS: tuple[Kind, ...] = ("epsilon", "sample", "v")
@@ -43,6 +43,16 @@ class Step:
     from_epsilon: float
     from_noise: float = 0.0
     draws_noise: bool = False  # whether the plain sampler consumes a random draw at this step
+
+
+class Level(Protocol):
+    """A noise level: ``x = signal * x0 + noise * eps``."""
+
+    @property
+    def signal(self) -> float: ...
+
+    @property
+    def noise(self) -> float: ...
 
 
 Affine = tuple[float, float, float, float, float]
@@ -69,6 +79,7 @@ class Sampler:
     # Of eps - x0 in a flow's velocity: +1 where time runs from 1 (noise) to 0, -1 from 0 to 1.
     velocity_sign: float = 1.0
     details: Mapping[str, Any] = field(default_factory=dict)  # more of the description
+    schedule: Schedule | None = None  # of training: levels that the network knows besides
 
     def __post_init__(self) -> None:
         self.kinds = FLOW_KINDS if self.flow else DIFFUSION_KINDS
@@ -111,7 +122,7 @@ class Sampler:
             "table": self._digest,
         }
 
-    def _to_sample(self, step: Step, kind: Kind) -> tuple[float, float]:
+    def _to_sample(self, step: Level, kind: Kind) -> tuple[float, float]:
         """(u, w) with x0 = u * x + w * p."""
         if kind == "sample":
             return 0.0, 1.0
@@ -123,7 +134,7 @@ class Sampler:
             return math.nan, math.nan
         return 1.0 / step.signal, -step.noise / step.signal
 
-    def _to_epsilon(self, step: Step, kind: Kind) -> tuple[float, float]:
+    def _to_epsilon(self, step: Level, kind: Kind) -> tuple[float, float]:
         """(u, w) with eps = u * x + w * p."""
         if kind == "epsilon":
             return 0.0, 1.0
@@ -144,9 +155,12 @@ class Sampler:
             "v": (step.signal, -step.noise),
             "velocity": (sign, -sign),
         }[target]
-        epsilon_x, epsilon_p = self._to_epsilon(step, self.kind)
-        sample_x, sample_p = self._to_sample(step, self.kind)
+        (sample_x, sample_p), (epsilon_x, epsilon_p) = self.estimates(step)
         return scale_e * epsilon_x + scale_s * sample_x, scale_e * epsilon_p + scale_s * sample_p
+
+    def estimates(self, level: Level) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Weights of state and prediction in the clean sample and in the noise, at any level."""
+        return self._to_sample(level, self.kind), self._to_epsilon(level, self.kind)
 
     def convert(self, x: Tensor, prediction: Tensor, index: int, target: Kind) -> Tensor:
         """The network's prediction at state ``x`` of step ``index``, as quantity ``target``."""
@@ -155,8 +169,11 @@ class Sampler:
             return prediction if from_prediction == 1.0 else prediction * from_prediction
         return (x * from_state).add_(prediction, alpha=from_prediction)
 
-    def _unclipped(self, step: Step, kind: Kind) -> tuple[float, float]:
+    def unclipped(self, index: int, kind: Kind) -> tuple[float, float]:
         """Weights of the state and of a prediction in the next state, without clipping."""
+        return self._unclipped(self.steps[index], kind)
+
+    def _unclipped(self, step: Step, kind: Kind) -> tuple[float, float]:
         sample_x, sample_p = self._to_sample(step, kind)
         epsilon_x, epsilon_p = self._to_epsilon(step, kind)
         return (
@@ -229,7 +246,7 @@ class Sampler:
         With clipping the step is piecewise affine; the larger slope of the pieces is returned.
         """
         kind = kind or self.kind
-        state, prediction = self._unclipped(self.steps[index], kind)
+        state, prediction = self.unclipped(index, kind)
         _, _, _, clipped_state, clipped_prediction = self._affine[kind][index]
         return max(abs(state), abs(clipped_state)), max(abs(prediction), abs(clipped_prediction))
 

@@ -45,7 +45,9 @@ def ddpm(
         }
         table.append(_diffusion_step(timestep, now, after, **update, draws_noise=timestep > 0))
     details = _details(schedule, spacing, offset)
-    return Sampler("ddpm", kind, table, flow=False, clip=clip, details=details)
+    return Sampler(
+        "ddpm", kind, table, flow=False, clip=clip, details=details, schedule=schedule
+    )
 
 
 def ddim(
@@ -92,7 +94,14 @@ def ddim(
         table.append(_diffusion_step(timestep, now, after, **update, draws_noise=eta > 0.0))
     details = {**_details(schedule, spacing, offset), "eta": eta, "end_clean": end_clean}
     return Sampler(
-        "ddim", kind, table, flow=False, clip=clip, keep_epsilon=keep_epsilon, details=details
+        "ddim",
+        kind,
+        table,
+        flow=False,
+        clip=clip,
+        keep_epsilon=keep_epsilon,
+        details=details,
+        schedule=schedule,
     )
 
 

@@ -1,1 +1,4 @@
 """Cheaper ways to run a planner: which steps are evaluated, and what stands in at the others."""
+
+from muninn.programs import plan as plan
+from muninn.programs import table as table

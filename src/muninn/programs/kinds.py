@@ -36,6 +36,11 @@ class Part:
         return {**tag, **json.loads(json.dumps(asdict(self)))}  # type: ignore[call-overload]
 
     @classmethod
+    def read(cls, **values: Any) -> Self:
+        """A part of this kind from its JSON values."""
+        return cls(**values)
+
+    @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """The part that :meth:`to_json` described; InputError for an unknown kind or value."""
         values = dict(data)
@@ -44,7 +49,7 @@ class Part:
             known = ", ".join(cls.kinds)
             raise InputError(f"unknown kind of {cls.part} {kind!r}; known are {known}")
         try:
-            made: Self = cls.kinds[kind](**values)
+            made: Self = cls.kinds[kind].read(**values)
         except TypeError as error:
             raise InputError(f"malformed {kind} {cls.part} {values}: {error}") from error
         return made

@@ -6,6 +6,7 @@ A *plan* is a pattern of evaluated steps; what a robot follows is a trajectory.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -110,50 +111,93 @@ class Adaptive(Plan, kind="adaptive"):
         return min(max(passing, step + 1), step + self.longest, steps - 1)
 
 
+class AnyProgram(Part):
+    """A program of any kind: one deployable way to run a planner."""
+
+    part, kinds = "program", {}
+    fixed: bool  # the same steps for every trajectory: nothing need be read from a device
+
+    def most_evaluations(self, steps: int) -> int:
+        """Of a call that does not fail, with a sampler of so many steps."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class Program:
-    """One deployable way to run a planner: a forecast and a plan."""
+class Program(AnyProgram, kind="loop"):
+    """The sampler's own loop, evaluated where a plan says, on forecasts elsewhere."""
 
     forecast: AnyForecast
     plan: Plan
+
+    def __str__(self) -> str:
+        return "full compute" if isinstance(self.plan, Everywhere) else f"{self.plan}, {self.forecast}"
+
+    @property
+    def fixed(self) -> bool:  # type: ignore[override]
+        """Whether its plan is."""
+        return self.plan.fixed
+
+    def most_evaluations(self, steps: int) -> int:
+        cap, anchors = getattr(self.plan, "cap", steps), getattr(self.plan, "anchors", None)
+        return min(cap, steps if anchors is None else len(anchors))
 
     @classmethod
     def full(cls, kind: Kind) -> Program:
         """Full compute."""
         return cls(Forecast(kind, 0, look_back=False), Everywhere())
 
+    def to_json(self) -> dict[str, Any]:
+        parts = {"forecast": self.forecast.to_json(), "plan": self.plan.to_json()}
+        return {self.part: self.kind, **parts}
+
+    @classmethod
+    def read(cls, forecast: dict[str, Any], plan: dict[str, Any]) -> Program:
+        """A program from the JSON of its parts."""
+        return cls(AnyForecast.from_json(forecast), Plan.from_json(plan))
+
 
 @dataclass(frozen=True)
 class Family:
     """Programs from conservative to aggressive; member 0 is Full. Frozen before certification."""
 
-    forecast: AnyForecast  # shared by all members
-    plans: tuple[Plan, ...]
-    name: str  # "static" or "adaptive", for people
+    programs: tuple[AnyProgram, ...]
+    name: str  # for people: "frontier", "static", "adaptive"
 
     def __post_init__(self) -> None:
-        if len(self.plans) < 2 or not isinstance(self.plans[0], Everywhere):
+        first = self.programs[0] if self.programs else None
+        full = isinstance(first, Program) and isinstance(first.plan, Everywhere)
+        if len(self.programs) < 2 or not full:
             raise InputError(
                 "a family needs full compute (Everywhere) as member 0 and at least one other member"
             )
 
-    def __len__(self) -> int:
-        return len(self.plans)
+    @classmethod
+    def of(cls, forecast: AnyForecast, plans: Sequence[Plan], name: str) -> Family:
+        """A family whose members share a forecast."""
+        return cls(tuple(Program(forecast, plan) for plan in plans), name)
 
-    def member(self, index: int) -> Program:
+    def __len__(self) -> int:
+        return len(self.programs)
+
+    def member(self, index: int) -> AnyProgram:
         """The program at a position."""
-        return Program(self.forecast, self.plans[index])
+        return self.programs[index]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for a certificate or a family file."""
-        return {
-            "name": self.name,
-            "forecast": self.forecast.to_json(),
-            "plans": [plan.to_json() for plan in self.plans],
-        }
+        """Plain values for a certificate or a family file.
+
+        Members that share a forecast are written as families were before tables existed.
+        """
+        loops = [program for program in self.programs if isinstance(program, Program)]
+        if len(loops) == len(self.programs) and len({loop.forecast for loop in loops}) == 1:
+            plans = [loop.plan.to_json() for loop in loops]
+            return {"name": self.name, "forecast": loops[0].forecast.to_json(), "plans": plans}
+        return {"name": self.name, "programs": [program.to_json() for program in self.programs]}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Family:
         """The family that :meth:`to_json` described."""
-        plans = tuple(Plan.from_json(plan) for plan in data["plans"])
-        return cls(AnyForecast.from_json(data["forecast"]), plans, data["name"])
+        if "programs" not in data:
+            plans = [Plan.from_json(plan) for plan in data["plans"]]
+            return cls.of(AnyForecast.from_json(data["forecast"]), plans, data["name"])
+        return cls(tuple(map(AnyProgram.from_json, data["programs"])), data["name"])

@@ -1,0 +1,130 @@
+"""Runs tables: evaluate, add what the evaluation weighs in every later state, go on.
+
+All states that are still to come are kept as sums under way, so an evaluation adds its weights to
+all of them in one operation and the next state is simply there. The error estimates are sums of
+the same kind and ride along.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.engines.run_state import RunState
+from muninn.engines.runtime import Runtime
+from muninn.errors import InputError
+from muninn.model.denoiser import check_prediction
+from muninn.model.planner import Noise, Planner
+from muninn.programs.table import Table, embedded_differences, nearest_steps, noise_pieces
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums are taken in: half precision is too coarse."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class TableRuntime(Runtime):
+    """Runs one table on one planner; decides nothing, so a graph can hold a whole call."""
+
+    program: Table
+
+    def _set_up(self) -> None:
+        planner, table, sampler = self.planner, self.program, self.planner.sampler
+        count, weights = len(table.states), table.array
+        if abs(table.states[0].noise - sampler.steps[0].noise) > 1e-6:
+            raise InputError("the table starts at another noise level than the sampler; tune anew")
+        if weights.shape[0] not in (1, planner.shape[-1]):
+            raise InputError(
+                f"the table has weights for {weights.shape[0]} channels, a plan has "
+                f"{planner.shape[-1]}; use a table that was fitted for this planner"
+            )
+        self._sums = exact = sum_dtype(planner.dtype)
+        self._raw = weights.shape[2] > 1 + count
+        differences = np.zeros((weights.shape[0], count - 1, weights.shape[2]))
+        differences[:, :, 1 : 1 + count] = embedded_differences(table.states)
+        columns = np.concatenate([weights, differences], axis=1).transpose(2, 1, 0)
+        shape = (*columns.shape[:2], *[1] * len(planner.shape), columns.shape[2])
+        if weights.shape[0] == 1:
+            shape = (*columns.shape[:2], *[1] * (len(planner.shape) + 1))
+        self._columns = torch.tensor(columns, dtype=exact, device=planner.device).view(shape)
+        self._steps = nearest_steps(sampler, table.states)
+        self._own_noise = OwnNoise(planner, table) if sampler.stochastic else None
+        self._conversions = [sampler.estimates(state) for state in table.states]
+        flow = torch.float32 if sampler.flow else torch.long
+        self._timesteps = [
+            torch.tensor([state.timestep], dtype=flow, device=planner.device)
+            for state in table.states
+        ]
+
+    def _run(self, run: RunState) -> None:
+        """Carry every row to the end; nothing is read by the host."""
+        planner, clip = self.planner, self.planner.sampler.clip
+        x = planner.start(run.noise, run.context)
+        rows, count = range(len(x)), len(self.program.states)
+        sums = self._columns[0] * run.noise.initial.to(self._sums)
+        if self._own_noise is not None:
+            self._own_noise.add(sums, run.noise)
+        for at, step in enumerate(self._steps):
+            prediction = self._denoiser(x, self._timesteps[at].expand(len(x)), run.context)
+            run.evaluations += 1
+            run.evaluated[:, step] = True
+            prediction = check_prediction(prediction, x, run.dtype)
+            run.dtype = prediction.dtype
+            run.check_later(step, rows, prediction)
+            clean, noise = self._values(x.to(self._sums), prediction.to(self._sums), at)
+            if clip is not None:
+                clean = clean.clamp(-clip, clip)
+            sums[at:].addcmul_(clean, self._columns[1 + at, at:])
+            if noise is not None:
+                sums[at:].addcmul_(noise, self._columns[1 + count + at, at:])
+            x = sums[at].to(planner.dtype)
+            if planner.condition is not None:
+                x = planner.condition(x.clone(), run.context)
+        run.after = x
+        run.check_later(len(planner.sampler), rows, x)
+        sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2) / math.sqrt(planner.shape[0])
+        for gap, size in enumerate(sizes.unbind(0)):
+            run.unread.append((self._steps[gap], rows, size, 1.0))
+        run.pack()
+
+    def _values(self, x: Tensor, prediction: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
+        """Clean sample, and the raw noise where the table uses it."""
+        (sample_x, sample_p), (noise_x, noise_p) = self._conversions[at]
+        noise = None
+        if self._raw:
+            noise = prediction if noise_x == 0.0 else (x * noise_x).add_(prediction, alpha=noise_p)
+        if sample_x == 0.0:
+            return prediction, noise
+        return (x * sample_x).add_(prediction, alpha=sample_p), noise
+
+
+class OwnNoise:
+    """The noise that the sampler itself would have added by each state of a table."""
+
+    def __init__(self, planner: Planner, table: Table) -> None:
+        steps = nearest_steps(planner.sampler, table.states)
+        self._weights = table.noise
+        self._pieces = []
+        for carry, own in noise_pieces(planner.sampler, [*steps[1:], len(planner.sampler)]):
+            form = (len(own), *[1] * (len(planner.shape) + 1))
+            weights = torch.tensor(list(own.values()), dtype=sum_dtype(planner.dtype), device=planner.device)
+            self._pieces.append((carry, list(own), weights.view(form)))
+
+    def rows(self, noise: Noise) -> list[Tensor]:
+        """The noise in each of the states 1 ... K, unweighed."""
+        total, found = torch.zeros_like(noise.initial, dtype=sum_dtype(noise.initial.dtype)), []
+        for carry, draws, weights in self._pieces:
+            total = total * carry
+            if draws:
+                drawn = torch.stack([noise.steps[step] for step in draws]).to(total.dtype)
+                total = total + (drawn * weights).sum(dim=0)
+            found.append(total)
+        return found
+
+    def add(self, sums: Tensor, noise: Noise) -> None:
+        """Add it to the first sums, which become the states."""
+        for at, (row, weight) in enumerate(zip(self.rows(noise), self._weights, strict=True)):
+            sums[at].add_(row, alpha=weight)
