@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int], None]
-Task = Callable[[str, int], Advance]
+Task = Callable[[str, int | None], Advance]
+"""``task(description, total)``; the total is None where nobody knows it beforehand."""
 
 
 def silent(steps: int) -> None:
@@ -24,7 +25,7 @@ def bars(show: bool) -> Iterator[Task]:
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, refresh_per_second=4) as progress:
 
-        def task(description: str, total: int) -> Advance:
+        def task(description: str, total: int | None) -> Advance:
             identifier = progress.add_task(f"{description:<34}", total=total)
             return lambda steps: progress.advance(identifier, steps)
 

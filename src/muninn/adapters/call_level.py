@@ -6,6 +6,7 @@ The certified program must not look back, because the loop keeps its states to i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,18 @@ from torch import nn
 
 from muninn.certify.cached import CachedPlanner, OnMismatch, cache
 from muninn.certify.certificate import Certificate
+from muninn.certify.frontier import Frontier, Pair
 from muninn.certify.metrics import Metric, Tolerance
-from muninn.certify.paired import Measured, PairedCalls
-from muninn.certify.search import Search
+from muninn.certify.paired import PairedCalls
+from muninn.certify.tune import frontier_family
 from muninn.engines.intercept import Interceptor, Read, first_two, require_not_compiled
 from muninn.errors import InputError
 from muninn.identity.watch import reaches
 from muninn.model.planner import Planner
-from muninn.programs.plan import Family, Program
+from muninn.programs.forecast import ORDERS, Forecast
+from muninn.programs.plan import AnyProgram, Family, Program, Static
+from muninn.programs.spacing import State
+from muninn.programs.table import nearest_steps
 from muninn.progress import bars
 from muninn.record import Record
 
@@ -105,12 +110,15 @@ def intercept(
     return interceptor
 
 
-class ForwardCalls(PairedCalls):
-    """Measures every program without look-back, whatever it says."""
+class ForwardFrontier(Frontier):
+    """Programs without look-back, as loops: what can run inside somebody else's loop."""
 
-    def measure(self, program: Program, calls: list[int]) -> Measured:
-        """Run a program on some calls, paired with Full."""
-        return super().measure(Program(_forward(program.forecast), program.plan), calls)
+    def built(self, pair: Pair, states: tuple[State, ...]) -> AnyProgram:
+        """A forecast of the sampler's own loop, evaluated at some of its steps."""
+        chosen = self.methods[pair.method].build
+        assert isinstance(chosen, functools.partial)
+        anchors = nearest_steps(self.planner.sampler, states)
+        return Program(Forecast(**chosen.keywords), Static(tuple(anchors)))
 
 
 def tune_without_look_back(
@@ -125,17 +133,12 @@ def tune_without_look_back(
 ) -> Family:
     """A family of static plans without look-back, from contexts that will not certify it.
 
-    The search and its arguments are those of :func:`muninn.tune`. Pass the family to
+    The arguments are those of :func:`muninn.tune`. Pass the family to
     ``muninn.calibrate(planner, other_calls, family=...)``.
     """
-    paired = ForwardCalls.for_tuning(planner, calls, metric, seed)
+    paired = PairedCalls.for_tuning(planner, calls, metric, seed)
+    names = {f"{kind}-{order}" for kind in planner.sampler.kinds for order in ORDERS}
     with bars(progress) as task:
-        advance = task("tune: programs tried", 60)
-        search = Search(paired, tolerance, share, advance=advance)
-        family = search.static_family(*search.rank()).family
-    return replace(family, forecast=_forward(family.forecast))
-
-
-def _forward(forecast: Any) -> Any:
-    """A forecast of any kind, without look-back."""
-    return replace(forecast, look_back=False)
+        advance = task("tune: programs tried", None)
+        frontier = ForwardFrontier(paired, tolerance, share, advance=advance, groups=names)
+        return frontier_family(frontier, gates=False)

@@ -1,9 +1,10 @@
 """Certify: choose the most aggressive program whose whole-call deviation keeps the promise.
 
-The proof is in docs/certificate.md. In short: for each unit the family is scanned from
-conservative to aggressive, the running maximum of its deviation is monotone by construction, and
-an order statistic over units picks the member. Nothing is assumed about the network, the
-sampler or the metric; only that calibration units are exchangeable with those to come.
+The proof is in docs/certificate.md. In short: the family is scanned from conservative to
+aggressive, each member is tested by its own count of violations, and the scan stops at the first
+that fails; the marginal version counts the running maximum instead. Nothing is assumed about the
+network, the sampler or the metric; only that calibration units are independent (marginal:
+exchangeable) draws of those to come.
 """
 
 from __future__ import annotations
@@ -158,7 +159,10 @@ def calibrate(
         check_full = reference is not None or planner.engine != "eager" or not repeats
         measuring = Measuring(units, networks, [deviation, tolerance])
         scan = Scan(measuring, family, journal, workers or Map(), task)
-        member, outcomes, realised = scan.choose(split["certify"], rank - 1, check_full)
+        running = confidence is None
+        member, choosable, outcomes, realised = scan.choose(
+            split["certify"], rank - 1, check_full, running
+        )
         bound = scan.bound(member, outcomes, split["bound"], risk)
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])
     estimates = estimates[~np.isnan(estimates)]  # of calls that fell back
@@ -166,6 +170,7 @@ def calibrate(
         identity=planner.identity(examined.left_out),
         family=family,
         member=member,
+        choosable=choosable,
         loop=units.loop,
         counts={part: len(members) for part, members in split.items()},
         realised=realised,

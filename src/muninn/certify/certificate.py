@@ -20,7 +20,7 @@ from muninn.errors import CertificateError, InputError, MuninnError
 from muninn.identity.arithmetic import Arithmetic
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
-from muninn.programs.plan import Family, Program
+from muninn.programs.plan import AnyProgram, Family
 
 
 def library_versions() -> dict[str, str]:
@@ -81,10 +81,22 @@ class Certificate:
     together: bool = True  # rows do not influence each other; else calls have one row
     questions: Questions | None = None
     unasked: str | None = None  # why there are no questions
+    # The last member that a call may choose by itself; None in an older file: any up to `member`.
+    choosable: int | None = None
     schema: int = certificate_file.SCHEMA  # 1 has neither questions nor form
 
+    def choices(self) -> list[int]:
+        """Members among which a call may choose by itself, for whatever reason, the certified one
+        the last: all up to it where their running maximum keeps the promise, else full compute
+        and itself. A closed-loop promise is about a member that drives the whole episode."""
+        if self.loop == "closed":
+            return [self.member]
+        if self.choosable in (None, self.member):
+            return list(range(self.member + 1))
+        return sorted({0, self.member})
+
     @property
-    def program(self) -> Program:
+    def program(self) -> AnyProgram:
         """The certified program."""
         return self.family.member(self.member)
 
@@ -201,7 +213,7 @@ class Certificate:
 
     def _fields(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Plain fields and arrays."""
-        names = (*_PLAIN, *(_SINCE_2 if self.schema > 1 else ()))
+        names = [name for name, since in _FIELDS.items() if self.schema >= since]
         data = {name: getattr(self, name) for name in names}
         data |= {"family": self.family.to_json(), "bound_quantile": self.bound.quantile}
         if self.arithmetic is not None:  # so that older certificates stay what they were
@@ -239,8 +251,7 @@ class Certificate:
                 estimates=arrays["estimates"],
                 arithmetic=data.get("arithmetic"),
                 questions=None if asked is None else Questions.from_file(asked, arrays),
-                **{name: data[name] for name in _PLAIN},
-                **{name: data[name] for name in _SINCE_2 if data["schema"] > 1},
+                **{name: data[name] for name, since in _FIELDS.items() if data["schema"] >= since},
             )
         except (KeyError, TypeError, MuninnError) as error:
             raise CertificateError(f"{path}: field {error} is missing or malformed") from error
@@ -250,7 +261,9 @@ _PLAIN = (
     "identity", "reference", "member", "tolerance", "tolerance_name", "risk", "confidence",
     "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions", "schema",
 )  # fmt: skip
-_SINCE_2 = ("form", "together", "unasked")
+_FIELDS = {name: 1 for name in _PLAIN} | {name: 2 for name in ("form", "together", "unasked")}
+_FIELDS["choosable"] = 3
+"""Fields by the schema that they came with."""
 
 
 def _generation(version: str) -> list[str]:

@@ -21,8 +21,7 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
     rows = {
         "program": f"member {certificate.member} of the {certificate.family.name} family "
         f"(0 is full compute, {len(certificate.family) - 1} the most aggressive)",
-        "plan": str(certificate.program.plan.to_json()),
-        "forecast": str(certificate.family.forecast),
+        "runs": str(certificate.program),
         "per-call bound": f"Dhat = max(m(A) + {certificate.bound.quantile:.4g}, 0), covers with "
         f"probability {1 - certificate.risk:g} on average over calls",
         "calibrated on": f"{counts['certify']} {certificate.unit}s to certify, {counts['bound']} "

@@ -44,6 +44,7 @@ def executed(steps: int, metric: Metric = max_step) -> Metric:
         raise InputError(f"an executed prefix needs at least one step, got {steps}")
     chosen = functools.partial(_prefix, steps, metric)
     chosen.__qualname__ = f"executed:{steps}:{metric_name(metric)}"  # type: ignore[attr-defined]
+    chosen.view = functools.partial(_first, steps)  # type: ignore[attr-defined]
     return chosen
 
 
@@ -51,6 +52,16 @@ def _prefix(steps: int, metric: Metric, full: Tensor, cached: Tensor) -> Tensor:
     if full.shape[1] < steps:
         raise InputError(f"the plan has {full.shape[1]} steps, fewer than the prefix {steps}")
     return metric(full[:, :steps], cached[:, :steps])
+
+
+def _first(steps: int, plans: Tensor) -> Tensor:
+    return plans[:, :steps]
+
+
+def view_of(metric: Metric) -> Callable[[Tensor], Tensor] | None:
+    """What a metric looks at, an affine function of plans: its attribute ``view``; None for all."""
+    view = getattr(metric, "view", None)
+    return view if callable(view) else None
 
 
 METRICS: dict[str, Metric] = {"rms_step": rms_step, "max_step": max_step}

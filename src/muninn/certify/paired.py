@@ -20,7 +20,7 @@ from muninn.engines.runtime import Runtime
 from muninn.errors import DenoiserError, InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
-from muninn.programs.plan import Program
+from muninn.programs.plan import AnyProgram
 
 
 def call_seed(seed: int, *position: int) -> int:
@@ -74,13 +74,13 @@ def median_seconds(
     return [statistics.median(spent[1:] or spent) for _, spent in turns]
 
 
-class Runtimes(dict[Program, Runtime]):
+class Runtimes(dict[AnyProgram, Runtime]):
     """The runtime of each program on one planner, made once: a captured one is worth keeping."""
 
     def __init__(self, planner: Planner) -> None:
         self._planner = planner
 
-    def __missing__(self, program: Program) -> Runtime:
+    def __missing__(self, program: AnyProgram) -> Runtime:
         self[program] = runtime_for(self._planner, program, strict=True)
         return self[program]
 
@@ -153,14 +153,18 @@ class PairedCalls:
             self.known.update(zip(missing, rows, strict=True))
         return torch.stack([self.known[call] for call in calls])
 
-    def measure(self, program: Program, calls: list[int]) -> Measured:
+    def forget(self, program: AnyProgram) -> None:
+        """Drop what was set up for a program that will not run again."""
+        self._runtimes.pop(program, None)
+
+    def measure(self, program: AnyProgram, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""
         full, runtime = self.full(calls), self._runtimes[program]
         cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
         deviation = measure(self.metric, full, cached.to(full.dtype))
         return Measured(deviation, record.estimate, record.evaluations)
 
-    def measure_in_batches(self, program: Program, calls: list[int]) -> Measured:
+    def measure_in_batches(self, program: AnyProgram, calls: list[int]) -> Measured:
         """Run a program on some calls, as many together as ``batch`` says."""
         parts = [calls[at : at + self.batch] for at in range(0, len(calls), self.batch)]
         return Measured.join([self.measure(program, part) for part in parts])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -74,33 +75,48 @@ def require_units(units: int, risk: float, confidence: float | None, what: str) 
     return rank
 
 
+@dataclass(frozen=True)
+class Scanned:
+    """What a scan found: how many members were accepted, and the violations of each one scanned,
+    the rejected one included: its own, and of the running maximum up to it."""
+
+    accepted: int
+    own: list[int]
+    running: list[int]
+
+    def choosable(self, allowed: int) -> int:
+        """How many members a call may choose from by itself, for whatever reason."""
+        kept = [count <= allowed for count in self.running[: self.accepted]]
+        return len(kept) if all(kept) else kept.index(False)
+
+
 def scan_members(
-    members: Iterable[Iterable[FloatArray]], units: int, allowed: int
-) -> tuple[int, list[int]]:
+    members: Iterable[Iterable[FloatArray]], units: int, allowed: int, *, running: bool
+) -> Scanned:
     """Scan a family from conservative to aggressive and stop where the promise would break.
 
     ``members`` gives, for each in order, the excess (deviation over tolerance) of all units in
-    chunks, and is consumed lazily. Each unit carries the running maximum of its excess along the
-    family, so a unit that left the tolerance counts ever after, even if it comes back.
-
-    Returns:
-        How many members have at most the allowed violations, and the violations of each member
-        scanned, the rejected one included.
+    chunks, and is consumed lazily. ``running`` counts a unit that left the tolerance ever after,
+    even if it comes back: the marginal promise needs it. Otherwise each member is tested by its
+    own count, in the frozen order, up to the first that fails (docs/certificate.md has the proof).
     """
     worst = np.zeros(units)
-    violations: list[int] = []
+    found = Scanned(0, [], [])
     for chunks in members:
-        at = 0
+        at, own = 0, np.zeros(units)
         for chunk in chunks:
             seen = slice(at, at + len(chunk))
+            own[seen] = chunk
             worst[seen] = np.maximum(worst[seen], chunk)
             at = seen.stop
-            if np.count_nonzero(worst > 1.0) > allowed:
+            if np.count_nonzero((worst if running else own) > 1.0) > allowed:
                 break  # more units can only add violations
-        violations.append(int(np.count_nonzero(worst > 1.0)))
-        if violations[-1] > allowed:
-            return len(violations) - 1, violations
-    return len(violations), violations
+        found.own.append(int(np.count_nonzero(own > 1.0)))
+        found.running.append(int(np.count_nonzero(worst > 1.0)))
+        if (found.running if running else found.own)[-1] > allowed:
+            break
+        found = replace(found, accepted=found.accepted + 1)
+    return found
 
 
 def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> int:
@@ -110,10 +126,11 @@ def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> 
         CalibrationError: too few units, or even member 0 violates too often.
     """
     rank = require_units(len(excess), risk, confidence, "units")
-    accepted, _ = scan_members(([column] for column in excess.T), len(excess), rank - 1)
-    if accepted == 0:
+    columns = ([column] for column in excess.T)
+    found = scan_members(columns, len(excess), rank - 1, running=confidence is None)
+    if found.accepted == 0:
         raise CalibrationError(FULL_EXCEEDS)
-    return accepted - 1
+    return found.accepted - 1
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

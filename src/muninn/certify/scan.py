@@ -22,7 +22,7 @@ from muninn.identity.digest import digest
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn.parallel import Map
-from muninn.programs.plan import Family, Program
+from muninn.programs.plan import AnyProgram, Family
 from muninn.progress import Task
 
 
@@ -40,7 +40,7 @@ class Measuring:
     functions: Sequence[object] = ()  # what else computes: the metric and the tolerance
 
     def __call__(
-        self, item: tuple[Program, Sequence[int]]
+        self, item: tuple[AnyProgram, Sequence[int]]
     ) -> tuple[list[Outcome], dict[int, Tensor]]:
         """Outcomes of a program on a chunk, and the full trajectories that were computed for it."""
         before = set(self.units.known)
@@ -109,9 +109,11 @@ class Scan:
             yield outcomes
 
     def choose(
-        self, split: list[int], allowed: int, check_full: bool
-    ) -> tuple[int, list[Outcome], list[dict[str, Any]]]:
-        """The last member whose count of violations stays within ``allowed``, and all figures.
+        self, split: list[int], allowed: int, check_full: bool, running: bool
+    ) -> tuple[int, int, list[Outcome], list[dict[str, Any]]]:
+        """The last member that is accepted, the last that a call may choose, and all figures.
+
+        ``running`` is as in :func:`muninn.certify.risk.scan_members`.
 
         Raises:
             CalibrationError: full compute is checked, and exceeds the tolerance too often itself.
@@ -127,14 +129,17 @@ class Scan:
                 yield np.array([outcome.excess for outcome in outcomes])
 
         members = map(scan, range(first, len(self.family)))
-        accepted, violations = scan_members(members, len(split), allowed)
+        found = scan_members(members, len(split), allowed, running=running)
+        accepted = found.accepted
         if accepted == 0 and check_full:
             raise CalibrationError(FULL_EXCEEDS)
+        violations = found.running if running else found.own
         realised = [
             _summary(first + place, measured[place], count, place < accepted)
             for place, count in enumerate(violations)
         ]
-        return first + accepted - 1, measured[accepted - 1] if accepted else [], realised
+        outcomes = measured[accepted - 1] if accepted else []
+        return first + accepted - 1, first + found.choosable(allowed) - 1, outcomes, realised
 
     def bound(self, member: int, outcomes: list[Outcome], split: list[int], risk: float) -> Bound:
         """Isotonic fit on the certify split, conformal residual on units that chose nothing."""

@@ -1,23 +1,36 @@
-"""Tune: find a forecast and a plan family on calls of their own, before anything is certified.
+"""Tune: find a family of programs on calls of their own, before anything is certified.
 
 Nothing here needs to be sound, only good: the certificate is valid for whatever family comes out.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Collection
+from typing import Any, Literal
 
+from muninn.certify.frontier import Entry, Frontier, ladder
+from muninn.certify.gates import gate_forecast, gate_members
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls, median_seconds
-from muninn.certify.search import Search
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-from muninn.programs.plan import Family
+from muninn.programs.plan import Family, Program
 from muninn.progress import Task, bars
 
 Objective = Literal["evaluations", "time"]
+
+SAFE = (2.0, 1.5)
+"""Evaluations of the first members over the fewest found: few tuning calls may mislead."""
+
+ABOVE, BELOW = 2, 2
+"""Rungs of the ladder on either side of the fewest found that become members."""
+
+GATES_FROM = 8
+"""Evaluations from which gates are tried: they need some to judge a call by."""
+
+TIMED = 7
 
 
 def tune(
@@ -57,23 +70,80 @@ def tune_family(
     objective: Objective,
     journal: Journal,
     task: Task,
+    groups: Collection[str] | None = None,
 ) -> Family:
-    """The family with the fewest evaluations (or the least time) at the promised deviation."""
+    """The frontier around the fewest evaluations that keep the tolerance on the tuning calls.
+
+    ``groups`` are the methods to choose from, as in :class:`muninn.certify.frontier.Frontier`, and
+    ``gate``; all by default.
+    """
     if objective not in ("evaluations", "time"):
         raise InputError(f"objective is 'evaluations' or 'time', got {objective!r}")
     if not 0.0 <= share < 1.0:
         raise InputError(f"share must lie in [0, 1), got {share}")
-    search = Search(paired, tolerance, share, journal, task("tune: programs tried", 120))
-    ranked, budget = search.rank()
-    static = search.static_family(ranked, budget)
-    priced = [candidate.forecast for candidate in ranked if candidate.model is not None]
-    adaptive = search.adaptive_family(list(dict.fromkeys(priced))[:2])
-    if adaptive is None:
-        return static.family
-    if objective == "time":
-        runs = [runtime_for(paired.planner, found.program) for found in (adaptive, static)]
-        first = list(range(min(7, paired.count)))
-        spent = median_seconds(runs, paired.contexts(first), paired.noise(first))
-    else:
-        spent = [search.score(found.program).evaluations for found in (adaptive, static)]
-    return adaptive.family if spent[0] < spent[1] else static.family
+    frontier = Frontier(
+        paired, tolerance, share, journal, task("tune: programs tried", None), groups
+    )
+    return frontier_family(frontier, objective, groups is None or "gate" in groups)
+
+
+def frontier_family(
+    frontier: Frontier, objective: Objective = "evaluations", gates: bool = True
+) -> Family:
+    """Members from conservative to aggressive, around the fewest evaluations that suffice."""
+    rungs = ladder(frontier.steps)
+    entries: list[Entry] = []
+    fewest = frontier.steps
+    report: dict[str, Any] = {"notes": frontier.notes}
+    if frontier.methods:
+        at = _cheapest_rung(frontier, rungs)
+        fewest = rungs[at]
+        chosen = {at + offset for offset in range(-ABOVE, BELOW + 1)}
+        for factor in SAFE:
+            chosen.add(min(range(len(rungs)), key=lambda k: abs(rungs[k] - factor * fewest)))
+        near = range(at - ABOVE, at + BELOW + 1)
+        for place in sorted(place for place in chosen if 0 <= place < len(rungs)):
+            close = place in near
+            entries.append(frontier.best(rungs[place]) if close else frontier.quick(rungs[place]))
+        report = frontier.report(fewest)
+    if gates and (fewest >= GATES_FROM or not entries):
+        members = gate_members(frontier, gate_forecast(frontier, fewest), fewest - 0.25)
+        if objective == "time":
+            members = _worth_their_time(frontier, members, entries)
+        if members:  # a table with fewer evaluations than suffice would end the scan before them
+            entries = [entry for entry in entries if entry.evaluations >= fewest] + members
+    if not entries:
+        raise InputError(
+            "no program with fewer evaluations was found for this planner; use it as it is"
+        )
+    entries.sort(key=lambda entry: (-entry.evaluations, entry.group))
+    full = Program.full(frontier.paired.planner.sampler.kind)
+    programs = dict.fromkeys(entry.program for entry in entries)
+    return Family((full, *programs), "frontier", report)
+
+
+def _cheapest_rung(frontier: Frontier, rungs: list[int]) -> int:
+    """The place of the fewest evaluations that keep the tolerance; fine for tuning only."""
+    low, high = 0, len(rungs) - 1  # rungs[low] is assumed to keep it
+    while low < high:  # first without moves: they cost most, and change the answer by a rung or two
+        middle = (low + high + 1) // 2
+        if frontier.best(rungs[middle], move=False).kept:
+            low = middle
+        else:
+            high = middle - 1
+    while low + 1 < len(rungs) and frontier.best(rungs[low + 1]).kept:
+        low += 1
+    return low
+
+
+def _worth_their_time(frontier: Frontier, gates: list[Entry], tables: list[Entry]) -> list[Entry]:
+    """The gates, if one takes less time on the planner's engine than a table with as many or more
+    evaluations: a gate decides on the way, which a table need not."""
+    rivals = [e for e in tables if gates and e.evaluations >= gates[-1].evaluations]
+    if not rivals:
+        return gates
+    paired, first = frontier.paired, list(range(min(TIMED, frontier.paired.count)))
+    rival = min(rivals, key=lambda entry: entry.evaluations)
+    runs = [runtime_for(frontier.planner, entry.program) for entry in (gates[-1], rival)]
+    spent = median_seconds(runs, paired.contexts(first), paired.noise(first))
+    return gates if spent[0] < spent[1] else []

@@ -24,7 +24,7 @@ from muninn.errors import InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
 from muninn.model.planner import Noise, Planner
-from muninn.programs.plan import Program
+from muninn.programs.plan import AnyProgram
 
 UnitName = Literal["call", "episode"]
 PlanFunction = Callable[[Context], Tensor]
@@ -91,7 +91,7 @@ class OpenLoop:
         self.count = len(self._calls)
         self.chunk = max(1, self.paired.batch // max(len(calls) for calls in self._calls))
 
-    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
+    def measure(self, program: AnyProgram, units: Sequence[int]) -> list[Outcome]:
         """Outcomes of some units, in order, their calls run in batches."""
         calls = [call for unit in units for call in self._calls[unit]]
         measured = self.paired.measure_in_batches(program, calls)
@@ -144,11 +144,11 @@ class ClosedLoop:
         self._arithmetic = arithmetic(self.planner.device)
         self._runtimes = Runtimes(self.planner)
 
-    def measure(self, program: Program, units: Sequence[int]) -> list[Outcome]:
+    def measure(self, program: AnyProgram, units: Sequence[int]) -> list[Outcome]:
         """Outcomes of some episodes, in order, each driven by ``program``."""
         return [self._episode(program, unit) for unit in units]
 
-    def _episode(self, program: Program, unit: int) -> Outcome:
+    def _episode(self, program: AnyProgram, unit: int) -> Outcome:
         outcome, runtime = Outcome([], [], [], []), self._runtimes[program]
 
         def plan(context: Context) -> Tensor:

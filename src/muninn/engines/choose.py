@@ -21,7 +21,10 @@ def runtime_for(
     planner: Planner, program: AnyProgram, *, on_failure: OnFailure = "full", strict: bool = False
 ) -> Runtime:
     """The runtime of ``planner.engine`` for a program."""
-    graphs = planner.engine == "graph" or (planner.engine, planner.device.type) == ("compile", "cuda")
+    graphs = planner.engine == "graph" or (planner.engine, planner.device.type) == (
+        "compile",
+        "cuda",
+    )
     engine: type[Runtime]
     if isinstance(program, Table):
         engine = TableGraphRuntime if graphs else TableRuntime

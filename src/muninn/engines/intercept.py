@@ -29,7 +29,7 @@ from muninn.errors import InputError
 from muninn.model.denoiser import in_own_loop
 from muninn.model.planner import Planner
 from muninn.programs.forecast import weighted_sum
-from muninn.programs.plan import Everywhere, Program
+from muninn.programs.plan import AnyProgram, Everywhere, Program
 from muninn.record import Record
 
 Read = Callable[..., tuple[Tensor, Any]]
@@ -92,9 +92,15 @@ class Interceptor:
         self,
         network: Callable[..., Any],
         planner: Planner,
-        program: Program,
+        program: AnyProgram,
         read: Read = first_two,
     ) -> None:
+        if not isinstance(program, Program):
+            raise InputError(
+                f"the program is a {program.kind}: it goes its own way between evaluations, and "
+                "this loop keeps its states to itself. Calibrate a family without: "
+                "family=tune_without_look_back(...) of muninn.adapters.call_level"
+            )
         if program.forecast.look_back and not isinstance(program.plan, Everywhere):
             raise InputError(
                 "the program looks back: it rewrites states that this loop keeps to itself. "

@@ -17,13 +17,8 @@ from muninn.engines.run_state import RunState
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.denoiser import check_prediction
-from muninn.model.planner import Noise, Planner
-from muninn.programs.table import Table, embedded_differences, nearest_steps, noise_pieces
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums are taken in: half precision is too coarse."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+from muninn.programs.own_noise import OwnNoise, sum_dtype
+from muninn.programs.table import Table, embedded_differences, nearest_steps
 
 
 class TableRuntime(Runtime):
@@ -85,7 +80,9 @@ class TableRuntime(Runtime):
                 x = planner.condition(x.clone(), run.context)
         run.after = x
         run.check_later(len(planner.sampler), rows, x)
-        sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2) / math.sqrt(planner.shape[0])
+        sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2) / math.sqrt(
+            planner.shape[0]
+        )
         for gap, size in enumerate(sizes.unbind(0)):
             run.unread.append((self._steps[gap], rows, size, 1.0))
         run.pack()
@@ -99,32 +96,3 @@ class TableRuntime(Runtime):
         if sample_x == 0.0:
             return prediction, noise
         return (x * sample_x).add_(prediction, alpha=sample_p), noise
-
-
-class OwnNoise:
-    """The noise that the sampler itself would have added by each state of a table."""
-
-    def __init__(self, planner: Planner, table: Table) -> None:
-        steps = nearest_steps(planner.sampler, table.states)
-        self._weights = table.noise
-        self._pieces = []
-        for carry, own in noise_pieces(planner.sampler, [*steps[1:], len(planner.sampler)]):
-            form = (len(own), *[1] * (len(planner.shape) + 1))
-            weights = torch.tensor(list(own.values()), dtype=sum_dtype(planner.dtype), device=planner.device)
-            self._pieces.append((carry, list(own), weights.view(form)))
-
-    def rows(self, noise: Noise) -> list[Tensor]:
-        """The noise in each of the states 1 ... K, unweighed."""
-        total, found = torch.zeros_like(noise.initial, dtype=sum_dtype(noise.initial.dtype)), []
-        for carry, draws, weights in self._pieces:
-            total = total * carry
-            if draws:
-                drawn = torch.stack([noise.steps[step] for step in draws]).to(total.dtype)
-                total = total + (drawn * weights).sum(dim=0)
-            found.append(total)
-        return found
-
-    def add(self, sums: Tensor, noise: Noise) -> None:
-        """Add it to the first sums, which become the states."""
-        for at, (row, weight) in enumerate(zip(self.rows(noise), self._weights, strict=True)):
-            sums[at].add_(row, alpha=weight)

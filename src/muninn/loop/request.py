@@ -129,19 +129,12 @@ class CertifiedPrograms:
         member, steps = self._member(source), len(self.fast.planner.sampler)
         if self.fast.certificate is None:
             return steps
-        plan = self.fast.certificate.family.member(member).plan
-        return min(getattr(plan, "cap", steps), len(getattr(plan, "anchors", range(steps))))
+        return self.fast.certificate.family.member(member).most_evaluations(steps)
 
     def members(self) -> Sequence[int]:
-        """Members among which a call may choose by itself, conservative first.
-
-        The promise bounds the running maximum over all members up to the certified one, so in open
-        loop any choice among them keeps it, made for whatever reason. A closed-loop promise is
-        about a member that drives the whole episode: there the certified one alone.
-        """
+        """Members among which a call may choose by itself, conservative first."""
         certificate = self.fast.certificate
-        closed = certificate is not None and certificate.loop == "closed"
-        return range(self.member if closed else 0, self.member + 1)
+        return [0] if certificate is None else certificate.choices()
 
     def _member(self, source: PlanSource | int) -> int:
         member = source if isinstance(source, int) else 0 if source == "full" else self.member

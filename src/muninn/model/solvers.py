@@ -45,9 +45,7 @@ def ddpm(
         }
         table.append(_diffusion_step(timestep, now, after, **update, draws_noise=timestep > 0))
     details = _details(schedule, spacing, offset)
-    return Sampler(
-        "ddpm", kind, table, flow=False, clip=clip, details=details, schedule=schedule
-    )
+    return Sampler("ddpm", kind, table, flow=False, clip=clip, details=details, schedule=schedule)
 
 
 def ddim(

@@ -11,40 +11,61 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from muninn.context import Context
-from muninn.errors import InputError
+from muninn.context import Context, select
 from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Kind
 from muninn.model.schedule import FloatArray
 from muninn.programs.forecast import Forecast, error_weights, interpolation_weights, smooth_variable
+from muninn.programs.spacing import spread_steps
 
 MOST_POSITIONS = 128  # candidate anchors; longer samplers are searched on a coarser grid
 
 
-def spread_steps(steps: int, count: int) -> tuple[int, ...]:
-    """``count`` steps from the first to the last, as evenly as integers allow."""
-    if not 2 <= count <= steps:
-        raise InputError(f"choose between 2 and {steps} evaluations, got {count}")
-    return tuple(int(step) for step in np.round(np.linspace(0, steps - 1, count)))
+@dataclass(frozen=True)
+class Chain:
+    """Full compute on some calls: every state, and what the network said there.
+
+    ``states`` before every step and at the end, (steps + 1, calls, *shape); ``predictions``
+    (steps, first calls, *shape), the network's own.
+    """
+
+    states: Tensor
+    predictions: Tensor
 
 
 @torch.no_grad()
-def prediction_grams(planner: Planner, context: Context, noise: Noise) -> dict[Kind, FloatArray]:
+def full_chain(planner: Planner, context: Context, noise: Noise, keep: int, batch: int) -> Chain:
+    """Full compute, ``batch`` calls together, with the predictions of the first ``keep`` calls."""
+    chains: list[Tensor] = []
+    said: list[Tensor] = []
+    for first in range(0, len(noise.initial), batch):
+        rows = torch.arange(first, min(first + batch, len(noise.initial)), device="cpu")
+        own, drawn = select(context, rows), noise.select(rows.to(noise.initial.device))
+        x = planner.start(drawn, own)
+        states, predictions = [], []
+        for step in range(len(planner.sampler)):
+            states.append(x.clone())
+            prediction = planner.denoiser(x, planner.timestep(step, len(x)), own)
+            predictions.append(prediction[: max(keep - first, 0)].clone())
+            x = planner.advance(x, prediction, step, drawn.at(step, slice(None)), own)
+        chains.append(torch.stack([*states, x]))
+        said.append(torch.stack(predictions))
+    return Chain(torch.cat(chains, dim=1), torch.cat(said, dim=1))
+
+
+def prediction_grams(planner: Planner, chain: Chain) -> dict[Kind, FloatArray]:
     """Gram matrices (calls, steps, steps) of Full's predictions in every quantity, over horizon."""
-    sampler = planner.sampler
-    x = planner.start(noise, context)
-    chains: dict[Kind, list[torch.Tensor]] = {kind: [] for kind in sampler.kinds}
-    for step in range(len(sampler)):
-        prediction = planner.denoiser(x, planner.timestep(step, len(x)), context)
-        for kind, chain in chains.items():
-            value = sampler.convert(x, prediction, step, kind)
-            chain.append(value.to("cpu", torch.float32).flatten(1).clone())
-        x = planner.advance(x, prediction, step, noise.at(step, slice(None)), context)
+    sampler, kept = planner.sampler, chain.predictions.shape[1]
     grams: dict[Kind, FloatArray] = {}
-    for kind, chain in chains.items():
-        values = torch.stack(chain, dim=1).double()
-        grams[kind] = (values @ values.transpose(1, 2)).numpy() / planner.shape[0]
+    for kind in sampler.kinds:
+        values = [
+            sampler.convert(chain.states[step, :kept], prediction, step, kind).flatten(1)
+            for step, prediction in enumerate(chain.predictions)
+        ]
+        stacked = torch.stack(values, dim=1).double()
+        grams[kind] = (stacked @ stacked.transpose(1, 2)).cpu().numpy() / planner.shape[0]
     return grams
 
 

@@ -170,7 +170,7 @@ def _uni_step(
         factor *= power + 1
         phi = phi / -h - 1.0 / factor
     weights = np.linalg.solve(matrix, np.array(right))
-    return base - after.signal * decay * sum(w * s for w, s in zip(weights, slopes, strict=True))
+    return base - after.signal * decay * (weights @ np.array(slopes))
 
 
 def _log_snr(state: State) -> float:

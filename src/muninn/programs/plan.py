@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,7 +115,11 @@ class AnyProgram(Part):
     """A program of any kind: one deployable way to run a planner."""
 
     part, kinds = "program", {}
-    fixed: bool  # the same steps for every trajectory: nothing need be read from a device
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it evaluates the same for every trajectory: nothing is read from a device."""
+        raise NotImplementedError
 
     def most_evaluations(self, steps: int) -> int:
         """Of a call that does not fail, with a sampler of so many steps."""
@@ -130,10 +134,12 @@ class Program(AnyProgram, kind="loop"):
     plan: Plan
 
     def __str__(self) -> str:
-        return "full compute" if isinstance(self.plan, Everywhere) else f"{self.plan}, {self.forecast}"
+        return (
+            "full compute" if isinstance(self.plan, Everywhere) else f"{self.plan}, {self.forecast}"
+        )
 
     @property
-    def fixed(self) -> bool:  # type: ignore[override]
+    def fixed(self) -> bool:
         """Whether its plan is."""
         return self.plan.fixed
 
@@ -151,9 +157,10 @@ class Program(AnyProgram, kind="loop"):
         return {self.part: self.kind, **parts}
 
     @classmethod
-    def read(cls, forecast: dict[str, Any], plan: dict[str, Any]) -> Program:
+    def read(cls, **values: Any) -> Program:
         """A program from the JSON of its parts."""
-        return cls(AnyForecast.from_json(forecast), Plan.from_json(plan))
+        forecast, plan = values.pop("forecast", {}), values.pop("plan", {})
+        return cls(AnyForecast.from_json(forecast), Plan.from_json(plan), **values)
 
 
 @dataclass(frozen=True)
@@ -162,6 +169,8 @@ class Family:
 
     programs: tuple[AnyProgram, ...]
     name: str  # for people: "frontier", "static", "adaptive"
+    # What tuning found at the fewest evaluations: which method won, and by how much.
+    search: dict[str, Any] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         first = self.programs[0] if self.programs else None
@@ -192,7 +201,8 @@ class Family:
         if len(loops) == len(self.programs) and len({loop.forecast for loop in loops}) == 1:
             plans = [loop.plan.to_json() for loop in loops]
             return {"name": self.name, "forecast": loops[0].forecast.to_json(), "plans": plans}
-        return {"name": self.name, "programs": [program.to_json() for program in self.programs]}
+        programs = [program.to_json() for program in self.programs]
+        return {"name": self.name, "programs": programs, "search": self.search}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Family:
@@ -200,4 +210,5 @@ class Family:
         if "programs" not in data:
             plans = [Plan.from_json(plan) for plan in data["plans"]]
             return cls.of(AnyForecast.from_json(data["forecast"]), plans, data["name"])
-        return cls(tuple(map(AnyProgram.from_json, data["programs"])), data["name"])
+        programs = tuple(map(AnyProgram.from_json, data["programs"]))
+        return cls(programs, data["name"], data["search"])

@@ -50,7 +50,9 @@ def trained_states(sampler: Sampler) -> list[State]:
     own = sampler_states(sampler)
     if sampler.flow:
         places = np.linspace(0.0, len(own) - 1.0, FINER * (len(own) - 1) + 1)
-        columns = [np.interp(places, np.arange(len(own)), values) for values in zip(*own)]
+        columns = [
+            np.interp(places, np.arange(len(own)), values) for values in zip(*own, strict=True)
+        ]
         return [State(*map(float, row)) for row in zip(*columns, strict=True)]
     if sampler.schedule is None:
         return own
@@ -69,7 +71,7 @@ def spread_steps(steps: int, count: int) -> tuple[int, ...]:
 def spacings(states: Sequence[State], count: int) -> dict[str, tuple[int, ...]]:
     """Names of spacings, and the places in ``states`` that each visits, (count,) increasing.
 
-    Both ends are visited. Spacings that round to the same places come once.
+    Both ends are visited; with few evaluations several spacings round to the same places.
 
     Raises:
         InputError: there are not as many states, or fewer than two are asked for.
@@ -82,14 +84,14 @@ def spacings(states: Sequence[State], count: int) -> dict[str, tuple[int, ...]]:
     variables = {"t": np.arange(most - 1.0, -1.0, -1.0), "angle": np.arctan2(noise, signal)}
     if signal.min() > 0.0:
         variables["sigma"] = noise / signal
-    found: dict[tuple[int, ...], str] = {}
+    found: dict[str, tuple[int, ...]] = {}
     for name, variable in variables.items():
         for power in POWERS[name]:
-            ends = variable[[0, -1]] ** (1.0 / power)
-            levels = np.linspace(*ends, count) ** power
+            first, last = variable[[0, -1]] ** (1.0 / power)
+            levels = np.linspace(first, last, count) ** power
             places = np.interp(-levels, -variable, np.arange(most))
-            found.setdefault(distinct(places, most), f"{name}^{power:g}")
-    return {name: places for places, name in found.items()}
+            found[f"{name}^{power:g}"] = distinct(places, most)
+    return found
 
 
 def distinct(places: FloatArray, most: int) -> tuple[int, ...]:

@@ -6,14 +6,14 @@ that they contribute, and the sampler's own noise ``N``::
     state_k = a_k x_T + sum_{j<k} (b_kj x0_j + e_kj eps_j) + c_k N_k,      k = 1 ... K
 
 The last state is the result. Fewer DDIM steps, multistep solvers, Taylor series and polynomial
-forecasts, with and without look-back, are ways to fill the weights (:mod:`muninn.programs.methods`);
-:mod:`muninn.programs.fitting` corrects them on tuning calls.
+forecasts, with and without look-back, are ways to fill the weights
+(:mod:`muninn.programs.methods`); :mod:`muninn.programs.fitting` corrects them on tuning calls.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ Weights = tuple[tuple[tuple[float, ...], ...], ...]
 class Table(AnyProgram, kind="table"):
     """Evaluations at fixed states, and the weights of every state that follows from them."""
 
-    fixed: ClassVar[bool] = True
     method: str  # how the weights were found, for people
     states: tuple[State, ...]  # evaluated, in order; the first is the sampler's first
     # (channels, K, 1 + K) or (channels, K, 1 + 2 K), channels 1 or the plan's last dimension:
@@ -49,7 +48,7 @@ class Table(AnyProgram, kind="table"):
         if count < 2 or weights.ndim != 3 or weights.shape[1] != count or len(noise) != count:
             raise InputError(
                 f"a table of {count} evaluations needs at least 2 of them, weights (channels, "
-                f"{count}, features) and {count} weights of noise, got {weights.shape}, {len(noise)}"
+                f"{count}, features) and as many of noise, got {weights.shape}, {len(noise)}"
             )
         if weights.shape[2] not in (1 + count, 1 + 2 * count) or not weights.shape[0]:
             raise InputError(f"{weights.shape[2]} features do not belong to {count} evaluations")
@@ -63,6 +62,11 @@ class Table(AnyProgram, kind="table"):
 
     def __str__(self) -> str:
         return f"{len(self.states)} evaluations, {self.method}"
+
+    @property
+    def fixed(self) -> bool:
+        """Always."""
+        return True
 
     @property
     def array(self) -> FloatArray:
@@ -94,7 +98,7 @@ def embedded_differences(states: tuple[State, ...]) -> FloatArray:
 
     A gap is judged by how far the evaluation that ends it lies from the line through the two
     before it, in the angle ``atan2(noise, signal)``, weighed by the share of the noise that the
-    gap removes. It depends on the calls's own predictions alone, so it costs no evaluation.
+    gap removes. It depends on a call's own predictions alone, so it costs no evaluation.
     """
     angle = np.array([np.arctan2(state.noise, state.signal) for state in states])
     ratio = np.tan(np.minimum(angle, np.pi / 2 - 1e-9))
@@ -109,23 +113,3 @@ def embedded_differences(states: tuple[State, ...]) -> FloatArray:
             rows[gap - 1, gap - 2] += slope
         rows[gap - 1] *= max(share, 0.0)
     return rows
-
-
-def noise_pieces(sampler: Sampler, steps: list[int]) -> list[tuple[float, dict[int, float]]]:
-    """How the sampler's own noise reaches each state: ``N_k = carry * N_{k-1} + sum w_i xi_i``.
-
-    ``steps`` are those of the states 1 ... K - 1, then the number of steps. A step passes noise on
-    as it passes the state on while x0 is held, which is what the sampler does with its noise where
-    the clean sample does not change.
-    """
-    pieces, first = [], 0
-    for until in steps:
-        carry, weights = 1.0, dict[int, float]()
-        for index in reversed(range(first, until)):
-            step = sampler.steps[index]
-            if step.draws_noise:
-                weights[index] = step.from_noise * carry
-            carry *= sampler.unclipped(index, "sample")[0]
-        pieces.append((carry, weights))
-        first = until
-    return pieces

@@ -1,0 +1,269 @@
+"""Fit a table to this network and this sampler: least squares on the states it reaches itself.
+
+Row by row: the calls are carried to an anchor by the rows fitted so far, the network is evaluated
+there, and the next row is corrected so that its state comes close to the one that full compute has
+at that step. What is fitted is a correction of a base table, with a ridge towards zero; calls that
+leave for another route would own a sum of squares, so the worst tenth is dropped and the row is
+fitted again. How strong the ridge is, whether channels get weights of their own, and whether a row
+is corrected at all is decided on calls that are not fitted on. No gradient of the network is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from muninn.context import Context, select
+from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
+from muninn.model.schedule import FloatArray
+from muninn.programs.own_noise import OwnNoise, sum_dtype
+from muninn.programs.table import Table, steps_of
+
+View = Callable[[Tensor], Tensor]
+"""What a metric looks at: an affine function of trajectories (batch, ...)."""
+
+RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8)
+"""Tried for every row, in shares of the features' mean square."""
+
+TRIMMED = 0.1
+ROUNDS = 3
+MOST_CHANNELS, MOST_FEATURES = 16, 24
+"""Beyond which channels get no weights of their own."""
+
+WORTH = 0.98
+"""Weights per channel must lower the error of held-out calls at least to this share."""
+
+REMEMBERED = 96
+"""Anchors whose calls are kept, each with two states a call."""
+
+FEWEST = 8
+"""Finite calls below which nothing is fitted."""
+
+
+def overwritten(planner: Planner, context: Context) -> Tensor | None:
+    """Entries (*shape) that the planner's condition sets, whatever the state; None if it changes
+    others, as a projection does: then the states of a table would not be the loop's."""
+    mask = torch.zeros(planner.shape, dtype=torch.bool, device=planner.device)
+    if planner.condition is None:
+        return mask
+    generator = torch.Generator(planner.device).manual_seed(0)
+    one = select(context, torch.zeros(1, dtype=torch.long, device="cpu"))
+    before = [
+        torch.randn(1, *planner.shape, generator=generator, device=planner.device).to(planner.dtype)
+        for _ in (0, 1)
+    ]
+    after = [planner.condition(state.clone(), one) for state in before]
+    kept = (after[0] == before[0]) & (after[1] == before[1])
+    set_ = after[0] == after[1]
+    return None if not bool((kept | set_).all()) else (set_ & ~kept)[0]
+
+
+class _Reached(NamedTuple):
+    """Calls that were carried to an anchor, before it is evaluated."""
+
+    x: Tensor  # states there
+    values: tuple[Tensor, ...]  # clean samples so far, then raw noises
+    noises: tuple[Tensor, ...]
+    rows: tuple[FloatArray, ...]  # fitted, (channels, features so far)
+    noise_weights: tuple[float, ...]
+
+
+@dataclass
+class Fitter:
+    """Fits tables on calls of one planner; ``fit`` of them are fitted on, the others judge.
+
+    Anchors that are shared with an earlier fit are not evaluated again.
+    """
+
+    planner: Planner
+    context: Context
+    noise: Noise
+    chain: (
+        Tensor  # states of full compute before every step and at the end, (steps + 1, calls, ...)
+    )
+    fit: int
+    view: View | None = None
+    batch: int = 256
+    _known: dict[tuple[object, ...], _Reached] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        free = overwritten(self.planner, self.context)
+        if free is None:
+            raise InputError("the planner's condition changes entries that it does not overwrite")
+        self._free = ~free
+        finite = torch.isfinite(self.chain).flatten(2).all(dim=2).all(dim=0)
+        self._usable = finite.cpu().numpy()
+        if self._usable[: self.fit].sum() < FEWEST:
+            raise InputError(
+                f"{int(self._usable[: self.fit].sum())} finite calls are too few to fit a table; "
+                f"give at least {FEWEST}"
+            )
+
+    def __call__(self, base: Table) -> tuple[Table, Tensor]:
+        """The fitted table, and the trajectories (calls, ...) that it gives."""
+        sampler, count = self.planner.sampler, len(base.states)
+        steps = [*steps_of(sampler, base.states), len(sampler)]
+        own = None
+        if sampler.stochastic:
+            own = OwnNoise(self.planner, base).rows(self.noise)
+        weights = base.array
+        raw = weights.shape[2] > 1 + count
+        reached = _Reached(self.planner.start(self.noise, self.context), (), (), (), ())
+        key: tuple[object, ...] = (base.noise,)
+        for at in range(count):
+            row = weights[:, at, : 2 + at]
+            if raw:
+                row = np.concatenate([row, weights[:, at, 1 + count : 2 + count + at]], axis=1)
+            key = (*key, base.states[at], steps[at + 1], row.tobytes())
+            if key not in self._known:
+                noise = None if own is None else own[at]
+                self._known[key] = self._next(reached, base, at, row, noise, steps[at + 1], raw)
+                if len(self._known) > REMEMBERED:
+                    del self._known[next(iter(self._known))]
+            reached = self._known[key]
+        channels = max(len(row) for row in reached.rows)
+        fitted = np.zeros((channels, count, weights.shape[2]))
+        for at, row in enumerate(reached.rows):
+            fitted[:, at, : 2 + at] = row[:, : 2 + at]
+            if raw:
+                fitted[:, at, 1 + count : 2 + count + at] = row[:, 2 + at :]
+        table = Table(
+            f"fitted, from {base.method}",
+            base.states,
+            fitted.tolist(),  # type: ignore[arg-type]
+            reached.noise_weights,
+        )
+        return table, reached.x
+
+    def _next(
+        self,
+        reached: _Reached,
+        base: Table,
+        at: int,
+        row: FloatArray,
+        noise: Tensor | None,
+        step: int | None,
+        raw: bool,
+    ) -> _Reached:
+        """Evaluate at an anchor and carry the calls to the next, on a corrected row."""
+        clean, epsilon = self._evaluate(reached.x, base, at)
+        values = (*reached.values, clean)
+        noises = (*reached.noises, epsilon) if raw else ()
+        features = [self.noise.initial.to(clean.dtype), *values, *noises]
+        weight = base.noise[at]
+        if noise is not None:
+            features.append(noise)
+            row = np.concatenate([row, np.full((len(row), 1), weight)], axis=1)
+        state = _combine(row, features)
+        if step is not None:
+            last = at == len(base.states) - 1
+            row = row + self._correction(features, state, self.chain[step], last)
+            state = _combine(row, features)
+        if noise is not None:
+            weight, row = float(row[:, -1].mean()), row[:, :-1]
+        state = state.to(self.planner.dtype)
+        if self.planner.condition is not None:
+            state = self.planner.condition(state.clone(), self.context)
+        rows = (*reached.rows, row)
+        return _Reached(state, values, noises, rows, (*reached.noise_weights, weight))
+
+    @torch.no_grad()
+    def _evaluate(self, x: Tensor, base: Table, at: int) -> tuple[Tensor, Tensor]:
+        """Clean sample and raw noise at an anchor, for all calls."""
+        planner, state = self.planner, base.states[at]
+        kind = torch.float32 if planner.sampler.flow else torch.long
+        found = []
+        for first in range(0, len(x), self.batch):
+            rows = torch.arange(first, min(first + self.batch, len(x)), device="cpu")
+            part = x[rows.to(x.device)].clone()
+            times = torch.full((len(part),), state.timestep, dtype=kind, device=planner.device)
+            found.append(planner.denoiser(part, times, select(self.context, rows)))
+        exact = sum_dtype(planner.dtype)
+        prediction, before = torch.cat(found).to(exact), x.to(exact)
+        (sample_x, sample_p), (noise_x, noise_p) = planner.sampler.estimates(state)
+        clean = (
+            sample_p * prediction if sample_x == 0.0 else sample_x * before + sample_p * prediction
+        )
+        if planner.sampler.clip is not None:
+            clean = clean.clamp(-planner.sampler.clip, planner.sampler.clip)
+        return clean, noise_x * before + noise_p * prediction
+
+    def _correction(
+        self, features: list[Tensor], state: Tensor, target: Tensor, last: bool
+    ) -> FloatArray:
+        """What is added to a row, (1 or channels, features): the best on held-out calls."""
+        error = target.to(state.dtype) - state
+        parts = [*features, error]
+        if last and self.view is not None:
+            origin = self.view(torch.zeros_like(error))
+            parts = [self.view(part) - origin for part in parts]
+            columns = [part.flatten(1)[:, None] for part in parts]  # what is seen has no channels
+        else:
+            columns = [(part * self._free).movedim(-1, 1).flatten(2) for part in parts]
+        stacked = torch.stack(columns, dim=2).double()  # (calls, channels, features + 1, ...)
+        gram = (stacked @ stacked.transpose(2, 3)).cpu().numpy()
+        finite = self._usable & np.isfinite(gram).all(axis=(1, 2, 3))
+        gram = np.where(finite[:, None, None, None], gram, 0.0)
+        fitted, judges = finite.copy(), finite.copy()
+        fitted[self.fit :], judges[: self.fit] = False, False
+        if not judges.any():
+            judges = fitted
+        size = gram.shape[-1] - 1
+        if fitted.sum() < FEWEST:
+            return np.zeros((1, size))
+        whole = gram.sum(axis=1, keepdims=True)
+        best, least = np.zeros((1, size)), _trimmed(_errors(whole, np.zeros((1, size)))[judges])
+        for ridge in RIDGES:
+            delta = _solve(whole, fitted, ridge)
+            error_left = _trimmed(_errors(whole, delta)[judges])
+            if error_left < least:
+                best, least = delta, error_left
+        apart = 1 < gram.shape[1] <= MOST_CHANNELS and size <= MOST_FEATURES
+        if apart and not self.planner.sampler.stochastic:
+            for ridge in RIDGES:
+                delta = _solve(gram, fitted, ridge)
+                error_left = _trimmed(_errors(gram, delta)[judges])
+                if error_left < WORTH * least:
+                    best, least = delta, error_left
+        return best
+
+
+def _combine(row: FloatArray, features: list[Tensor]) -> Tensor:
+    """``sum_f row[f] * feature[f]``, with weights per channel where there are several."""
+    weights = torch.tensor(row, dtype=features[0].dtype, device=features[0].device)
+    total = features[0] * weights[:, 0]
+    for place, feature in enumerate(features[1:], start=1):
+        total.addcmul_(feature, weights[:, place].expand(feature.shape[-1]))
+    return total
+
+
+def _errors(gram: FloatArray, delta: FloatArray) -> FloatArray:
+    """Squared error of each call, (calls,), after a correction (channels, features)."""
+    full = np.concatenate([delta, np.full((len(delta), 1), -1.0)], axis=1)
+    return np.asarray(np.einsum("cdfg,df,dg->c", gram, full, full).clip(0.0))
+
+
+def _trimmed(errors: FloatArray) -> float:
+    """Mean of the errors without the worst tenth."""
+    kept = np.sort(errors)[: max(1, round((1.0 - TRIMMED) * len(errors)))]
+    return float(kept.mean()) if len(kept) else np.inf
+
+
+def _solve(gram: FloatArray, calls: FloatArray, ridge: float) -> FloatArray:
+    """Ridge regression of the last feature on the others, per channel, without the worst calls."""
+    size = gram.shape[-1] - 1
+    kept = calls.copy()
+    for _ in range(ROUNDS):
+        total = gram[kept].sum(axis=0)
+        inner, cross = total[:, :size, :size], total[:, :size, size]
+        level = ridge * np.einsum("dff->d", inner)[:, None, None] / size + 1e-300
+        delta = np.linalg.solve(inner + level * np.eye(size), cross[..., None])[..., 0]
+        errors = _errors(gram, delta)
+        kept = calls & (errors <= np.quantile(errors[calls], 1.0 - TRIMMED))
+    return np.asarray(delta)
