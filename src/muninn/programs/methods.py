@@ -214,7 +214,7 @@ def heun(sampler: Sampler, states: Sequence[State]) -> Table:
     made = Weights(sampler, doubled)
     x = made.units[0]
     for place in range(len(states)):
-        at = max(2 * place, 0)
+        at = 2 * place
         made.evaluate(x)
         last = place == len(states) - 1
         level = made.levels[-1] if last else states[place + 1]
