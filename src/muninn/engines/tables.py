@@ -53,11 +53,12 @@ class TableRuntime(Runtime):
         self._steps = nearest_steps(sampler, table.states)
         self._own_noise = OwnNoise(planner, table) if sampler.stochastic else None
         self._conversions = [sampler.estimates(state) for state in table.states]
-        flow = torch.float32 if sampler.flow else torch.long
-        self._timesteps = [
-            torch.tensor([state.timestep], dtype=flow, device=planner.device)
-            for state in table.states
-        ]
+
+    def _timestep(self, at: int, rows: int) -> Tensor:
+        """What the network is told: fresh at every evaluation, since it may write into it."""
+        dtype = torch.float32 if self.planner.sampler.flow else torch.long
+        value = self.program.states[at].timestep
+        return torch.full((rows,), value, dtype=dtype, device=self.planner.device)
 
     def _run(self, run: RunState) -> None:
         """Carry every row to the end; nothing is read by the host."""
@@ -68,7 +69,7 @@ class TableRuntime(Runtime):
         if self._own_noise is not None:
             self._own_noise.add(sums, run.noise)
         for at, step in enumerate(self._steps):
-            prediction = self._denoiser(x, self._timesteps[at].expand(len(x)), run.context)
+            prediction = self._denoiser(x, self._timestep(at, len(x)), run.context)
             run.evaluations += 1
             run.evaluated[:, step] = True
             prediction = check_prediction(prediction, x, run.dtype)
@@ -83,10 +84,10 @@ class TableRuntime(Runtime):
             x = sums[at].to(planner.dtype)
             if planner.condition is not None:
                 x = planner.condition(x.clone(), run.context)
-        run.after = x
+        run.after = x.clone()  # a view would keep all the sums alive
         run.check_later(len(planner.sampler), rows, x)
-        sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2) / math.sqrt(planner.shape[0])
-        for gap, size in enumerate(sizes.unbind(0)):
+        sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2)
+        for gap, size in enumerate((sizes / math.sqrt(planner.shape[0])).unbind(0)):
             run.unread.append((self._steps[gap], rows, size, 1.0))
         run.pack()
 
@@ -106,11 +107,12 @@ class OwnNoise:
 
     def __init__(self, planner: Planner, table: Table) -> None:
         steps = nearest_steps(planner.sampler, table.states)
+        dtype = sum_dtype(planner.dtype)
         self._weights = table.noise
         self._pieces = []
         for carry, own in noise_pieces(planner.sampler, [*steps[1:], len(planner.sampler)]):
             form = (len(own), *[1] * (len(planner.shape) + 1))
-            weights = torch.tensor(list(own.values()), dtype=sum_dtype(planner.dtype), device=planner.device)
+            weights = torch.tensor(list(own.values()), dtype=dtype, device=planner.device)
             self._pieces.append((carry, list(own), weights.view(form)))
 
     def rows(self, noise: Noise) -> list[Tensor]:

@@ -170,7 +170,8 @@ def _uni_step(
         factor *= power + 1
         phi = phi / -h - 1.0 / factor
     weights = np.linalg.solve(matrix, np.array(right))
-    return base - after.signal * decay * sum(w * s for w, s in zip(weights, slopes, strict=True))
+    slope: FloatArray = weights @ np.array(slopes)
+    return base - after.signal * decay * slope
 
 
 def _log_snr(state: State) -> float:
@@ -242,7 +243,8 @@ def taylor(sampler: Sampler, states: Sequence[State], order: int = 1) -> Table:
                 apart = nodes[place] - nodes[place - 1]
                 derivatives[k + 1] = (derivatives[k] - before[k]) / apart
         powers = [(targets - nodes[-1]) ** k / math.factorial(k) for k in range(order + 1)]
-        return np.array(powers).T @ derivatives
+        weights: FloatArray = np.array(powers).T @ derivatives
+        return weights
 
     return _cached(f"Taylor series {order}", sampler, states, sampler.kind, False, series)
 

@@ -51,7 +51,9 @@ def trained_states(sampler: Sampler) -> list[State]:
     own = sampler_states(sampler)
     if sampler.flow:
         places = np.linspace(0.0, len(own) - 1.0, FINER * (len(own) - 1) + 1)
-        columns = [np.interp(places, np.arange(len(own)), values) for values in zip(*own)]
+        columns = [
+            np.interp(places, np.arange(len(own)), values) for values in zip(*own, strict=True)
+        ]
         return [State(*map(float, row)) for row in zip(*columns, strict=True)]
     if sampler.schedule is None:
         return own
@@ -87,8 +89,8 @@ def spacings(states: Sequence[State], count: int) -> dict[str, tuple[int, ...]]:
     found: dict[tuple[int, ...], str] = {}
     for name, variable in variables.items():
         for power in POWERS[name]:
-            ends = variable[[0, -1]] ** (1.0 / power)
-            levels = np.linspace(*ends, count) ** power
+            first, last = variable[[0, -1]] ** (1.0 / power)
+            levels = np.linspace(first, last, count) ** power
             places = np.interp(-levels, -variable, np.arange(most))
             found.setdefault(distinct(places, most), f"{name}^{power:g}")
     return {name: places for places, name in found.items()}

@@ -6,8 +6,8 @@ that they contribute, and the sampler's own noise ``N``::
     state_k = a_k x_T + sum_{j<k} (b_kj x0_j + e_kj eps_j) + c_k N_k,      k = 1 ... K
 
 The last state is the result. Fewer DDIM steps, multistep solvers, Taylor series and polynomial
-forecasts, with and without look-back, are ways to fill the weights (:mod:`muninn.programs.methods`);
-:mod:`muninn.programs.fitting` corrects them on tuning calls.
+forecasts, with and without look-back, are ways to fill the weights
+(:mod:`muninn.programs.methods`); :mod:`muninn.programs.fitting` corrects them on tuning calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Weights = tuple[tuple[tuple[float, ...], ...], ...]
 class Table(AnyProgram, kind="table"):
     """Evaluations at fixed states, and the weights of every state that follows from them."""
 
-    fixed: ClassVar[bool] = True
+    fixed: ClassVar[bool] = True  # type: ignore[misc]
     method: str  # how the weights were found, for people
     states: tuple[State, ...]  # evaluated, in order; the first is the sampler's first
     # (channels, K, 1 + K) or (channels, K, 1 + 2 K), channels 1 or the plan's last dimension:
@@ -49,7 +49,8 @@ class Table(AnyProgram, kind="table"):
         if count < 2 or weights.ndim != 3 or weights.shape[1] != count or len(noise) != count:
             raise InputError(
                 f"a table of {count} evaluations needs at least 2 of them, weights (channels, "
-                f"{count}, features) and {count} weights of noise, got {weights.shape}, {len(noise)}"
+                f"{count}, features) and {count} weights of noise, got {weights.shape}, "
+                f"{len(noise)}"
             )
         if weights.shape[2] not in (1 + count, 1 + 2 * count) or not weights.shape[0]:
             raise InputError(f"{weights.shape[2]} features do not belong to {count} evaluations")
