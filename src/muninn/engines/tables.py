@@ -83,7 +83,7 @@ class TableRuntime(Runtime):
                 sums[at:].addcmul_(noise, self._columns[1 + count + at, at:])
             x = sums[at].to(planner.dtype)
             if planner.condition is not None:
-                x = planner.condition(x.clone(), run.context)
+                x = planner.condition(x, run.context)  # in place, too: no sum is read again
         run.after = x.clone()  # a view would keep all the sums alive
         run.check_later(len(planner.sampler), rows, x)
         sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2)

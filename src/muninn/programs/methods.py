@@ -30,6 +30,8 @@ class Weights:
         self.sampler, self.states = sampler, list(states)
         last = sampler.steps[-1]
         self.levels = [*self.states, State(0.0, last.next_signal, last.next_noise)]
+        # With noise of its own a sampler's epsilon follows from the clipped x0 in a table, whether
+        # or not the sampler keeps the raw one: that noise is propagated with x0 held.
         self.raw = sampler.clip is not None and sampler.keep_epsilon and not sampler.stochastic
         self.units = np.eye(1 + 2 * len(self.states))
         self.rows: list[FloatArray] = []

@@ -20,6 +20,7 @@ from muninn.programs.methods import dpm_solver, few_steps, forecast, heun
 from muninn.programs.spacing import sampler_states, trained_states
 from muninn.programs.table import Table, embedded_differences
 from runtime_cases import ANCHORS, NAMES, SHAPE, contexts, pin_start, pinned_copy, samplers
+from table_cases import sampled, visited
 
 ROUNDING = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -73,11 +74,21 @@ def test_precisions(name: str) -> None:
         assert found.dtype == dtype and own.fallbacks == 0
         torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
         assert own.estimate == pytest.approx(record.estimate, abs=tolerance)
-    held = Planner(
-        lambda x, t, c: torch.full_like(x, 1 / 3), exact.sampler, SHAPE, dtype=exact.dtype
-    )
-    found, _ = TableRuntime(held, table)(noise=noise)
-    assert torch.allclose(found, held.sample(noise=noise), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("sampler", [samplers()["ddim"], samplers()["ddpm"]])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_sums_are_rounded_once(sampler: Sampler, dtype: torch.dtype) -> None:
+    """A prediction that never changes leaves the rounding of the sums and nothing else."""
+    planner = Planner(lambda x, t, c: torch.full_like(x, 0.375), sampler, SHAPE, dtype=dtype)
+    table = few_steps(sampler, sampler_states(sampler))
+    noise = planner.draw_noise(seeds=range(8))
+    exact = sampled(replace(planner, dtype=torch.float64), noise.to(torch.float64))
+    relative, absolute = (1e-13, 1e-13) if dtype == torch.float64 else (1e-6, 1e-6)
+    if dtype == torch.float16:
+        relative = 2**-11
+    for found, expected in zip(visited(planner, table, noise), exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=relative, atol=absolute)
 
 
 # -- channels ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.denoiser import ClassifierFreeGuidance
 from muninn.model.planner import Planner
-from muninn.model.sampler import Sampler
+from muninn.model.sampler import DIFFUSION_KINDS, Sampler
 from muninn.model.solvers import ddim, ddpm, euler
 from muninn.programs.forecast import ORDERS, Forecast
 from muninn.programs.methods import (
@@ -149,6 +149,18 @@ def replace_kind(sampler: Sampler) -> Sampler:
     return ddim(SCHEDULE, 25, kind="sample", eta=sampler.details["eta"], clip=sampler.clip)
 
 
+def test_a_stochastic_sampler_derives_its_noise_estimate_again_under_clipping() -> None:
+    """Even where it keeps the raw one itself: then no table is full compute."""
+    keeping, deriving = (
+        ddim(SCHEDULE, 25, eta=0.7, clip=0.5, keep_epsilon=keep) for keep in (True, False)
+    )
+    planner = exact_planner(keeping)
+    noise = planner.draw_noise(seeds=SEEDS)
+    found = visited(planner, few_steps(keeping, sampler_states(keeping)), noise)
+    assert_same_states(found, sampled(exact_planner(deriving), noise))
+    assert (found[-1] - planner.sample(noise=noise)).abs().max() > 0.1
+
+
 def test_fewer_ancestral_steps_are_the_posterior_of_the_longer_step() -> None:
     """q(x_s | x_t, x0) of Ho et al. (2020), with the noise of the steps between added up."""
     sampler = ddpm(SCHEDULE, kind="epsilon")
@@ -222,13 +234,18 @@ def test_classifier_free_guidance_is_part_of_the_prediction() -> None:
 # -- what is offered ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["epsilon", "sample", "v"])
-@pytest.mark.parametrize("name", list(short_samplers()))
-def test_methods_that_take_the_samplers_steps_are_full_compute_at_all_of_them(
-    name: str, kind: Any
-) -> None:
+def every_sampler() -> dict[str, Sampler]:
+    found = {"euler": short_samplers()["euler"], "upward euler": short_samplers()["upward euler"]}
+    for kind in DIFFUSION_KINDS:
+        own = short_samplers(kind)
+        found |= {f"{name}, {kind}": own[name] for name in own if not own[name].flow}
+    return {**found, "unclean end": ddim(SCHEDULE, SHORT, kind="epsilon", end_clean=False)}
+
+
+@pytest.mark.parametrize("name", list(every_sampler()))
+def test_methods_that_take_the_samplers_steps_are_full_compute_at_all_of_them(name: str) -> None:
     """Solvers take other steps, but every table that is offered can be run."""
-    sampler = short_samplers(kind)[name]
+    sampler = every_sampler()[name]
     planner = exact_planner(sampler)
     noise = planner.draw_noise(seeds=SEEDS)
     full = planner.sample(noise=noise)
