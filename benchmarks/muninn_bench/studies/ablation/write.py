@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ _WORDS = (
 
 def all_tables(raw: Raw) -> list[Table]:
     """Every table of the study, in the order of the page."""
-    makers = (
+    makers: tuple[Callable[[Raw], Table], ...] = (
         promises.promise,
         promises.promises_kept,
         published.tolerances,

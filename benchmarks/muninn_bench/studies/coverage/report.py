@@ -15,18 +15,10 @@ from muninn.files import write_whole
 from muninn_bench.measure.verdicts import Criterion, share_limit, verdicts
 from muninn_bench.report.style import outside_legend, save, subplots
 from muninn_bench.report.table import markdown, write_csv
+from muninn_bench.studies.coverage import statistics
 from muninn_bench.studies.coverage.mixture import STEPS
 from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SETTINGS, SIZES, Options
-from muninn_bench.studies.coverage.statistics import (
-    DELTA,
-    EXCEEDS,
-    Row,
-    judge,
-    judge_trials,
-    rank_test,
-    summarise,
-    true_risks,
-)
+from muninn_bench.studies.coverage.statistics import DELTA, EXCEEDS, Row
 
 _COLOURS = ("#c2570c", "#2b6cb0", "#1a202c")  # of the sizes
 _TITLES = ("DDIM, calls", "DDPM, calls", "DDIM, closed-loop episodes")
@@ -41,9 +33,12 @@ def write_report(
     command: str,
 ) -> list[Criterion]:
     """Write everything into ``out``; the verdicts, as in its README."""
-    cells = {name: summarise(name, own, options.fresh) for name, own in repetitions.items()}
-    criteria = [one for name in cells for one in judge(name, cells[name], repetitions[name])]
-    criteria += [one for name, own in trials.items() for one in judge_trials(name, own)]
+    cells, criteria = {}, []
+    for name, own in repetitions.items():
+        cells[name] = statistics.summarise(name, own, options.fresh)
+        criteria += statistics.judge(name, cells[name], own)
+    for name, own in trials.items():
+        criteria += statistics.judge_trials(name, own)
     tables: dict[str, list[Row]] = {"raw": [], "ranks": [], "members": [], "trials": []}
     curves = []
     for setting in SETTINGS:
@@ -54,7 +49,7 @@ def write_report(
             tables["raw"] += [head | cell for cell in entry["cells"]]
             tables["ranks"].append(head | {f"rank_of_{size + 1}": rank for size, rank in ranks})
         evaluations = [STEPS, *map(len, setting.anchors)]
-        alone, running = true_risks(entries, options.fresh)
+        alone, running = statistics.true_risks(entries, options.fresh)
         names = ("evaluations", "true_risk", "true_risk_member_or_before")
         for member, row in enumerate(zip(evaluations, alone, running, strict=True)):
             head = {"setting": name, "member": member}
@@ -161,7 +156,7 @@ def _confident(axis: Any, cells: list[Row], limit: float) -> None:
 
 def _ranks(axis: Any, repetitions: list[Row]) -> None:
     for place, (size, colour) in enumerate(zip(SIZES, _COLOURS, strict=True)):
-        counts, expected, p_value = rank_test(repetitions, size)
+        counts, expected, p_value = statistics.rank_test(repetitions, size)
         centres = (np.arange(len(counts)) + 0.5 + 0.2 * (place - 1)) / len(counts)
         axis.scatter(centres, counts / expected, s=16, color=colour)
         text, look = f"n = {size}: chi-square p = {p_value:.3f}", {"va": "top", "fontsize": 8}
