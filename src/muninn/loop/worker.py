@@ -13,6 +13,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,7 +54,7 @@ class InProcess:
             return f"{type(error).__name__}: {error}"
 
 
-class WorkerProcess:
+class WorkerProcess(AbstractContextManager["WorkerProcess"]):
     """Plans in a process of its own and never waits beyond ``until``.
 
     Args:
@@ -74,7 +75,6 @@ class WorkerProcess:
         self.replaced = self._number = 0
         self._broken: str | None = None
         self._answer: Reply | str | None = None
-        self._ready = self._idle = False
         self._start()
 
     @property
@@ -83,11 +83,7 @@ class WorkerProcess:
         return self._process.pid
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Wait until the programs are built and can be asked.
-
-        Raises:
-            MuninnError: they could not be built, or not in time.
-        """
+        """Wait until the programs can be asked; MuninnError if they are not built in time."""
         until = time.monotonic() + timeout
         while not self._ready:
             if reason := self._broken or self._receive(until):
@@ -104,13 +100,13 @@ class WorkerProcess:
         self._number += 1
         self._answer = None
         try:
-            data = pickle.dumps((self._number, request))
+            data = _framed(self._number, request)
         except Exception as error:  # a context may hold anything
             return f"the context cannot be sent to a process ({error})"
         self._idle, self._due = False, until
         try:
             self._socket.settimeout(max(until - time.monotonic(), 1e-4))
-            self._socket.sendall(_HEADER.pack(len(data)) + data)
+            self._socket.sendall(data)
         except OSError as error:  # half a message is sent: this worker cannot be talked to again
             return self._replace(f"the request could not be sent ({error})")
         while self._answer is None:
@@ -124,9 +120,6 @@ class WorkerProcess:
         self._socket.close()
         self._process.kill()
         self._process.join()
-
-    def __enter__(self) -> WorkerProcess:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -192,17 +185,19 @@ def _work(connection: socket.socket, build: Callable[[], Responder]) -> None:
     """The worker: build once, then answer requests in order until the other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the robot's process to handle
 
-    def send(number: int, content: object) -> None:
-        data = pickle.dumps((number, content))
-        connection.sendall(_HEADER.pack(len(data)) + data)
-
     try:
         runner = InProcess(build())
     except Exception as error:
-        send(_READY, f"the planner could not be built ({type(error).__name__}: {error})")
+        why = f"the planner could not be built ({type(error).__name__}: {error})"
+        connection.sendall(_framed(_READY, why))
         return
-    send(_READY, None)
+    connection.sendall(_framed(_READY, None))
     with connection.makefile("rb") as stream:
         while header := stream.read(_HEADER.size):
             number, request = pickle.loads(stream.read(_HEADER.unpack(header)[0]))
-            send(number, runner.ask(request, float("inf")))
+            connection.sendall(_framed(number, runner.ask(request, float("inf"))))
+
+
+def _framed(number: int, content: object) -> bytes:
+    data = pickle.dumps((number, content))
+    return _HEADER.pack(len(data)) + data
