@@ -67,11 +67,7 @@ def digest(thing: Any, what: str) -> str:
 
 
 def tensor_bytes(tensor: Tensor) -> tuple[bytes, int]:
-    """Content of a tensor, its shape and dtype included, and how many numbers it has.
-
-    Raises:
-        InputError: it has no numbers yet.
-    """
+    """Content of a tensor with shape and dtype, and how many numbers; InputError if it has none."""
     if is_lazy(tensor):
         raise InputError("the network has layers without weights yet; run it once first")
     data = tensor.detach().cpu().contiguous()

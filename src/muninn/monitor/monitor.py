@@ -41,11 +41,7 @@ class Audit:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Audit:
-        """The audit that a line of a log describes.
-
-        Raises:
-            InputError: a field is missing or has another type.
-        """
+        """The audit that a line of a log describes; InputError if a field is missing or wrong."""
         try:
             audit = cls(**{name: data[name] for name in cls.__dataclass_fields__})
         except KeyError as error:
@@ -61,11 +57,7 @@ class Audit:
 
 
 def read_audits(path: str | Path) -> list[Audit]:
-    """The audits of a log in the order they were written; lines cut short are skipped.
-
-    Raises:
-        InputError: a whole line is not an audit.
-    """
+    """The audits of a log as written; lines cut short are skipped, wrong ones an InputError."""
     return [Audit.from_json(line) for line in read_lines(path) if "ordinal" in line]
 
 
@@ -105,12 +97,6 @@ class Monitor:
             restart forgets nothing; one of another certificate or robot is refused.
         seed: of the tie-breaking in the drift test; None for fresh entropy.
         clock: wall clock for people.
-
-    Attributes:
-        audits: every audit, in order.
-        path: log e-value after each of them.
-        alarm: why the certificate is no longer to be relied on, or None. Cleared by recalibration.
-        warning: that error estimates have drifted, or None: an early sign, no violated promise.
     """
 
     def __init__(
@@ -128,16 +114,18 @@ class Monitor:
         self.digest = certificate_digest(certificate)
         self.level = self._evidence.level
         self.robot = robot
-        self.audits: list[Audit] = []
-        self.path: list[float] = []
+        self.audits: list[Audit] = []  # in order
+        self.path: list[float] = []  # log e-value after each of them
+        # Why the certificate is no longer to be relied on; cleared by recalibration.
+        self.alarm: str | None = None
+        # That error estimates have drifted: an early sign, no violated promise.
+        self.warning: str | None = None
         # An episode's certificate pools all its calls; one call of an episode is not like them.
         self._drift = Drift(certificate.estimates if certificate.unit == "call" else (), seed)
         self._clock = clock
         self._run = secrets.token_hex(4)
         self._calls = self._estimates = 0
-        self.alarm: str | None = None
         self._alarmed_at: int | None = None
-        self.warning: str | None = None
         self._saved = True
         self._log = None if log is None else JsonLines(log)
         self._unwritten: list[Audit] = []

@@ -131,13 +131,9 @@ class Monitored:
             if episode is None:
                 self.end_episode()
         if self._telemetry is not None:
-            self._telemetry.observe(
-                record,
-                call=call,
-                episode=None if episode is None else str(episode),
-                certificate=self.monitor.digest,
-                drift_warning=self.monitor.warning,
-            )
+            name, digest = None if episode is None else str(episode), self.monitor.digest
+            said = {"call": call, "episode": name, "certificate": digest}
+            self._telemetry.observe(record, **said, drift_warning=self.monitor.warning)
         return trajectory, record
 
     def _watch(self, batch: HeldCall, record: Record, episode: Hashable | None, call: str) -> None:

@@ -34,9 +34,6 @@ class JsonLines:
         path: file to append to; its folder is made when it is first written.
         limit: size in bytes beyond which the file becomes ``path.1``, that ``path.2``, and so on.
         keep: rotated files that are kept.
-
-    Attributes:
-        lost: lines that could not be written.
     """
 
     def __init__(self, path: str | Path, *, limit: int | None = None, keep: int = 4) -> None:
@@ -45,7 +42,7 @@ class JsonLines:
         self.path = Path(path)
         self._limit = limit
         self._keep = keep
-        self.lost = self._unsaid = 0
+        self.lost = self._unsaid = 0  # lines that could not be written
 
     def append(self, entry: dict[str, Any], *, sync: bool = False) -> bool:
         """Write one line; False, and counted, if it could not be written. Never raises.

@@ -89,11 +89,7 @@ class GhostPairs:
 
     @classmethod
     def load(cls, path: str | Path) -> GhostPairs:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            InputError: the file is missing, damaged, or holds something else.
-        """
+        """Read what :meth:`save` wrote; InputError if it is missing, damaged or something else."""
         if not Path(path).is_file():
             raise InputError(f"{path}: no such file; calibrate first or check the path")
         try:
@@ -129,10 +125,8 @@ def anchor_steps(steps: int, eligible: Sequence[int], stride: int = STRIDE) -> t
 def full_chain(planner: Planner, context: Context, noise: Noise) -> tuple[list[Tensor], Tensor]:
     """Full compute: the effective noise prediction (batch, *shape) of every step, and trajectories.
 
-    These are bit-identical to :meth:`muninn.model.planner.Planner.sample` with the same noise.
-
-    Raises:
-        DenoiserError: a prediction has the wrong type, shape or device, or is not finite.
+    These are bit-identical to :meth:`muninn.model.planner.Planner.sample` with the same noise. A
+    prediction of the wrong type, shape or device, or not finite, is a DenoiserError.
     """
     kept, finite = list[Tensor](), list[Tensor]()
 

@@ -78,9 +78,6 @@ class NamedSplit:
         pool: how its output becomes the feature (batch, width): ``time_last`` (mean over the last
             axis of (batch, width, time)), ``tokens`` (mean over axis 1 of (batch, tokens, width)),
             ``none``, or a function of the output.
-
-    Raises:
-        InputError: unknown name or pool, or a module whose forward cannot be replaced.
     """
 
     def __init__(

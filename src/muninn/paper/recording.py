@@ -31,22 +31,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One finished call of a submodule, with a batch of some rows.
-
-    Attributes:
-        shapes: of its input tensors, in order.
-        written: values after the call of the inputs it wrote into, by position.
-        output: what it returned, with a copy of each tensor in a :class:`Kept`.
-        view: whether it only gave its inputs another shape.
-    """
+    """One finished call of a submodule, with a batch of some rows."""
 
     module: nn.Module
     name: str
     batch: int
-    shapes: tuple[torch.Size, ...]
-    written: dict[int, Tensor]
-    output: Any
-    view: bool
+    shapes: tuple[torch.Size, ...]  # of its input tensors, in order
+    written: dict[int, Tensor]  # values after the call of the inputs it wrote into, by position
+    output: Any  # what it returned, with a copy of each tensor in a Kept
+    view: bool  # it only gave its inputs another shape
 
     def answer(
         self, original: Forward, rows: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -160,11 +153,7 @@ def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def require_eager(denoiser: Any, module: Any) -> None:
-    """Refuse what does not call its submodules through ``forward`` in this process and thread.
-
-    Raises:
-        InputError: a part is compiled, scripted or data-parallel, or module is no module.
-    """
+    """Raise InputError for a part that does not call submodules through ``forward``, right here."""
     if not isinstance(module, nn.Module):
         raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}")
     compiled = "_torchdynamo_orig_callable"
