@@ -68,7 +68,6 @@ class ProbedPlanner:
         self.gate = gate
         self.eligible = frozenset(chosen)
         self.longest_age = longest_age
-        self._score = SCORES[probe.score]
 
     @torch.no_grad()
     def __call__(
@@ -104,7 +103,7 @@ class ProbedPlanner:
                 allowed = torch.full_like(reuse, step in self.eligible)
                 if self.longest_age is not None:
                     allowed &= age < self.longest_age
-                score = self._score(feature, before)
+                score = SCORES[self.probe.score](feature, before)
                 reuse, cost, state = self.gate.decide(step, score, allowed, state)
             before = feature
             spent.append(cost)
