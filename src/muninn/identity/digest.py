@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from muninn.errors import CalibrationError, InputError
-from muninn.identity.links import all_names, global_names, imported_names, of_slots
+from muninn.identity.links import global_names, imported_names, named_by, of_slots
 
 NAME = "muninn_identity"
 """The attribute by which a user names what cannot be hashed: a string, or a method for one."""
@@ -209,7 +209,7 @@ def _read(name: str, thing: Any, code: types.CodeType) -> Iterator[tuple[str, An
     """What code reads by a name; of a module of the user's own also by the names it uses."""
     yield name, thing
     if isinstance(thing, types.ModuleType) and not installed(thing):
-        for member in sorted(all_names(code) & vars(thing).keys()):
+        for member in sorted(named_by(code) & vars(thing).keys()):
             yield from _read(member, vars(thing)[member], code)
 
 

@@ -28,9 +28,8 @@ class Fleet:
     def add(self, audits: Iterable[Audit]) -> int:
         """Take audits in; how many were new. All of them are taken, or none.
 
-        Raises:
-            CertificateError: an audit belongs to another certificate.
-            InputError: two audits of one robot and call differ.
+        Raises CertificateError for an audit of another certificate, InputError where two audits of
+        one robot and call differ.
         """
         fresh: dict[tuple[str, str], Audit] = {}
         given = list(audits)
