@@ -106,7 +106,8 @@ class ForwardCalls(PairedCalls):
 
     def measure(self, program: Program, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""
-        return super().measure(Program(_forward(program.forecast), program.plan), calls)
+        forecast: Any = program.forecast
+        return super().measure(replace(program, forecast=replace(forecast, look_back=False)), calls)
 
 
 def tune_without_look_back(
@@ -129,9 +130,5 @@ def tune_without_look_back(
         advance = task("tune: programs tried", 60)
         search = Search(paired, tolerance, share, advance=advance)
         family = search.static_family(*search.rank()).family
-    return replace(family, forecast=_forward(family.forecast))
-
-
-def _forward(forecast: Any) -> Any:
-    """A forecast of any kind, without look-back."""
-    return replace(forecast, look_back=False)
+    forecast: Any = family.forecast
+    return replace(family, forecast=replace(forecast, look_back=False))

@@ -49,14 +49,11 @@ def digest(thing: Any, what: str) -> str:
     """Hash of a function, an object or a context, with all that it reads.
 
     Functions and classes of installed packages count by name; their arguments, closures and
-    attributes are hashed. Messages call it ``what``.
+    attributes are hashed. Messages call it ``what``. A part that cannot be compared between two
+    runs is a CalibrationError, which says how to name it.
 
     >>> digest({"scale": 2.0}, "metric") == digest({"scale": 3.0}, "metric")
     False
-
-    Raises:
-        CalibrationError: a part cannot be compared between two runs; says which, and how to
-            name it.
     """
     walk = _Walk(what)
     try:

@@ -71,15 +71,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Times:
-    """The table of one machine: timings by source of plans, or by a member's number.
-
-    ``candidates`` are plans per call of ``resampled``; ``margin`` times the worst is set aside.
-    """
+    """The table of one machine."""
 
     machine: dict[str, str]
-    timings: dict[str, Timing]
-    candidates: int
-    margin: float = 1.2
+    timings: dict[str, Timing]  # by source of plans, or by a member's number
+    candidates: int  # plans per call of ``resampled``
+    margin: float = 1.2  # times the worst is set aside
 
     def need(self, source: PlanSource | int) -> float:
         """Seconds to set aside for a source; infinite if it was never measured."""
@@ -94,10 +91,10 @@ class Times:
         """The table for a person, in milliseconds."""
         lines = ["source      calls     p50     p99   worst  set aside  evaluations (at most)"]
         for name, timing in self.timings.items():
-            times = [timing.quantile(0.5), timing.quantile(0.99), timing.worst]
-            p50, p99, worst, kept = (1e3 * seconds for seconds in (*times, self.need(name)))
+            p50, p99 = 1e3 * timing.quantile(0.5), 1e3 * timing.quantile(0.99)
+            worst, calls = 1e3 * timing.worst, len(timing.seconds)
             lines.append(
-                f"{name:<10}{len(timing.seconds):7d}{p50:8.1f}{p99:8.1f}{worst:8.1f}{kept:11.1f}"
+                f"{name:<10}{calls:7d}{p50:8.1f}{p99:8.1f}{worst:8.1f}{self.margin * worst:11.1f}"
                 f"{timing.evaluations:13d} ({timing.most_evaluations})"
             )
         return "\n".join(lines)
@@ -210,14 +207,11 @@ class LatencyLog:
 
 @dataclass(frozen=True)
 class Answer:
-    """A screened plan, (horizon, dim), or the reason to hold.
-
-    Record and member are those of the program that ran, if one did; member 0 is full compute.
-    """
+    """A screened plan, (horizon, dim), or the reason to hold."""
 
     plan: Tensor | None
-    record: Record | None
-    member: int | None
+    record: Record | None  # of the program that ran, if one did
+    member: int | None  # that ran; 0 is full compute
     reason: str | None
     finished: float
 

@@ -85,14 +85,10 @@ def certify_escalated(
             Where deadlines bind, its runner must be late as often as the robot's: give it the
             latencies recorded there, on a virtual clock.
         drive: ``drive(supervise, seed)`` runs one episode, acting on every command.
-        episodes: how many to drive; 59 at least for the defaults.
+        episodes: how many to drive; 59 at least for the defaults, fewer are a CalibrationError.
         planner: what is cached; draws the noise.
         tolerance, metric, risk, confidence, reference: as in :func:`muninn.calibrate`.
         seed: of the episodes.
-
-    Raises:
-        CalibrationError: too few episodes; says how many are needed.
-        InputError: an episode never planned.
     """
     name, deviation = resolve(metric)
     allowed = require_units(episodes, risk, confidence, "episodes") - 1

@@ -93,15 +93,12 @@ class Ask:
 
 @dataclass(frozen=True)
 class Execute:
-    """Execute the plan in a row of a source, commands times ``factor``; see :func:`damped`.
-
-    The reason says why this is less than the mode asks for.
-    """
+    """Execute the plan in a row of a source, commands times ``factor``; see :func:`damped`."""
 
     source: PlanSource
     row: int
     factor: float
-    reason: str | None = None
+    reason: str | None = None  # why this is less than the mode asks for
 
 
 @dataclass(frozen=True)
@@ -121,11 +118,7 @@ def rank_of(record: Record) -> FloatArray:
 
 @dataclass(frozen=True)
 class Escalation:
-    """The machine: it computes nothing, keeps nothing and reads no clock.
-
-    Raises:
-        InputError: thresholds out of order, a count below one, or a factor outside (0, 1].
-    """
+    """The machine: it computes nothing, keeps nothing and reads no clock."""
 
     warn: float = 0.85  # a signal above this one, or the next two, enters the mode
     resample: float = 0.95

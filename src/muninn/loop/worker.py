@@ -74,6 +74,7 @@ class WorkerProcess(AbstractContextManager["WorkerProcess"]):
         self._patience = patience
         self.replaced = 0
         self._broken: str | None = None
+        self._ready = self._idle = False
         self._start()
 
     @property

@@ -25,18 +25,15 @@ from muninn.record import Record
 
 @dataclass
 class _Episode:
-    """What is kept of the episode under way; whether it is audited is drawn before its first call.
-
-    ``estimate`` is that of one call, uniform among those so far, which is ``held`` for the audit;
-    where the unit is the episode, all calls are.
-    """
+    """What is kept of the episode under way."""
 
     key: Hashable
-    audited: bool
+    audited: bool  # drawn before its first call
     calls: int = 0
     call: str = ""
+    # One call, uniform among those so far; where the unit is the episode, all of them.
     held: list[HeldCall] = field(default_factory=list)
-    estimate: float = 0.0
+    estimate: float = 0.0  # of that one call
 
 
 @dataclass(eq=False, repr=False)
@@ -46,10 +43,8 @@ class Monitored:
     An episode is audited with probability ``rate``, drawn before its first call: one call, uniform
     among its calls, is compared with full compute when the episode is over (all of them, as one
     audit, where the certificate's unit is the episode). After an alarm, and while nobody can audit,
-    full compute runs and every record says why.
-
-    Raises:
-        CertificateError: ``fast`` runs without a certificate, or with another one.
+    full compute runs and every record says why. Without a certificate, or with one that is not the
+    monitor's, it is a CertificateError.
     """
 
     fast: CachedPlanner  # what muninn.cache returned

@@ -77,9 +77,7 @@ def excess_under(
 ) -> Callable[[Sequence[HeldCall]], float | None]:
     """:func:`excess_of` as a certificate measures; functions that are the user's own are given.
 
-    Raises:
-        CertificateError: the reference is missing, or is another planner.
-        InputError: a function is missing, or is another one.
+    A missing or other reference is a CertificateError, such a function an InputError.
     """
     if reference is None and certificate.reference is not None:
         raise CertificateError(

@@ -38,14 +38,10 @@ _KEY, _KIND = "muninn_paper", "ghost-pairs-1"
 
 @dataclass(frozen=True, eq=False)
 class GhostPairs:
-    """Scores and errors of one probe, the calibration sets S_cal(t) of all steps.
+    """Scores and errors of one probe, the calibration sets S_cal(t) of all steps."""
 
-    Both are (calls, steps) float64, with NaN scores at step 0 and NaN errors at steps that are
-    not eligible.
-    """
-
-    scores: FloatArray
-    errors: FloatArray
+    scores: FloatArray  # (calls, steps) float64, NaN at step 0
+    errors: FloatArray  # the same, NaN at steps that are not eligible
     eligible: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -161,11 +157,8 @@ def ghost_chain(
 
     Returns:
         Scores (probes, batch, steps), NaN at step 0, and errors (batch, steps), the label
-        ``||eps_full - eps_cache||_F / sqrt(H d)``, NaN where not eligible; both float64.
-
-    Raises:
-        InputError: the arguments do not fit together.
-        DenoiserError: a score is not finite.
+        ``||eps_full - eps_cache||_F / sqrt(H d)``, NaN where not eligible; both float64. A score
+        that is not finite is a DenoiserError.
     """
     steps = len(planner.sampler)
     anchors = set(anchor_steps(steps, eligible, stride))

@@ -78,7 +78,7 @@ class ProbedPlanner:
         rows, device = len(x), x.device
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else x.dtype
-        cached: Tensor | None = None
+        cached = torch.empty_like(x, dtype=dtype)  # step 0 evaluates every row
         age = torch.zeros(rows, dtype=torch.long, device=device)
         state = self.gate.start(rows, device)
         before = torch.empty(0)
@@ -102,18 +102,13 @@ class ProbedPlanner:
             fresh = (~reuse).nonzero().squeeze(1)
             everything, after = len(fresh) == rows, x
             if not everything:
-                assert cached is not None  # step 0 evaluates every row
                 after = reused(planner, x, cached, step, noise, context)
             if len(fresh):
                 own: Tensor | slice = slice(None) if everything else fresh
                 at, told, known = x[own], told[own], select(context, own)
                 prediction = split.core(select(hidden, own), at, told, known)
                 prediction = check_prediction(prediction, at, None)
-                value = used_epsilon(sampler, at, prediction, step)
-                if cached is None:
-                    cached = value.to(dtype).clone()
-                else:
-                    cached[own] = value.to(dtype)
+                cached[own] = used_epsilon(sampler, at, prediction, step).to(dtype)
                 moved = planner.advance(at, prediction, step, noise.at(step, own), known)
                 after = moved if everything else after.index_copy(0, fresh, moved)
             x = after

@@ -152,27 +152,6 @@ def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def require_eager(denoiser: Any, module: Any) -> None:
-    """Raise InputError for a part that does not call submodules through ``forward``, right here."""
-    if not isinstance(module, nn.Module):
-        raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-    compiled = "_torchdynamo_orig_callable"
-    parts = {f"submodule {name!r}": part for name, part in module.named_modules() if name}
-    for name, part in {"module": module, **parts, "denoiser": denoiser}.items():
-        kinds = {
-            "scripted": isinstance(part, torch.jit.ScriptModule),
-            "data-parallel": isinstance(part, nn.DataParallel),
-            "compiled": hasattr(part, compiled)
-            or hasattr(getattr(part, "forward", None), compiled)
-            or getattr(part, "_compiled_call_impl", None) is not None,
-        }
-        for kind in (kind for kind, found in kinds.items() if found):
-            raise InputError(
-                f"{name} is {kind}, so calls in it cannot be recorded; give the plain network, and "
-                "a denoiser that calls that"
-            )
-
-
 @contextmanager
 def replaced(modules: Iterable[nn.Module], stand_in: StandIn) -> Iterator[ExitStack]:
     """Replace ``forward`` on module instances; leaving, or closing what it yields, puts it back."""

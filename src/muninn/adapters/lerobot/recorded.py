@@ -65,11 +65,7 @@ def recorded_calls(
 
 
 def recorded_episodes(
-    policy: Any,
-    recordings: Any,
-    *,
-    preprocessor: Processor | None = None,
-    progress: bool = True,
+    policy: Any, recordings: Any, *, preprocessor: Processor | None = None, progress: bool = True
 ) -> tuple[Context, list[int]]:
     """Contexts of every call of every episode, and the number of the episode of each.
 

@@ -42,13 +42,10 @@ class EulerSteps(Sampler):
 
 @dataclass(frozen=True)
 class ActionExpert:
-    """The velocity at a prefix, with the whole model: vision and language are certified too.
-
-    ``periods`` are the shortest and longest of its time embedding, which no weight shows.
-    """
+    """The velocity at a prefix, with the whole model: vision and language are certified too."""
 
     model: Any
-    periods: tuple[float, float]
+    periods: tuple[float, float]  # shortest and longest of its time embedding; no weight shows them
 
     def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         velocity: Tensor = self.model.denoise_step(x_t=x, timestep=timestep, **context)
