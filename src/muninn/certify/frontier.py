@@ -135,6 +135,13 @@ class Frontier:
         self._published: dict[int, list[Entry]] = {}
         self._anchors: dict[int, list[int]] = {}  # of the best fitted tables
 
+    def restricted(self, groups: Collection[str]) -> Frontier:
+        """The same calls, full compute included, for some methods only."""
+        other = Frontier(self.paired, 1.0, self.share, self._journal, self._advance, groups)
+        other._tolerance = self._tolerance
+        vars(other)["chain"], vars(other)["_paths"] = self.chain, self._paths
+        return other
+
     # -- scores ----------------------------------------------------------------------------------
 
     @property
@@ -168,8 +175,11 @@ class Frontier:
         self, program: AnyProgram, group: str, excess: FloatArray, evaluations: float
     ) -> Entry:
         judged = excess[self.judges]
+        # Who changes route is seen on every call; how close the others come, not where it was
+        # fitted.
+        kept = self.keeps(excess) and self.keeps(judged)
         level, score = self._quantile(judged), self.score(judged)
-        return Entry(program, evaluations, group, level, score, self.keeps(judged))
+        return Entry(program, evaluations, group, level, score, kept)
 
     def keeps(self, excess: FloatArray) -> bool:
         """Whether all but the allowed share of calls keep the tolerance, judged by some of them.
