@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,6 +53,22 @@ def use_matrix_products(network: nn.Module) -> None:
             plain = isinstance(child, nn.Conv1d) and child.groups == 1 and child.dilation == (1,)
             if plain:
                 setattr(parent, name, MatrixConv1d(child))  # type: ignore[arg-type]
+
+
+def moved(planner: Planner, device: str) -> Planner:
+    """The planner on a device, with a copy of its network there; itself on its own device.
+
+    On a GPU convolutions are matrix products, and nothing rounds to ten bits.
+    """
+    if torch.device(device).type == planner.device.type:
+        return planner
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    denoiser = copy.deepcopy(planner.denoiser)
+    for part in vars(denoiser).values():
+        if isinstance(part, nn.Module):
+            use_matrix_products(part.to(device))
+    return replace(planner, denoiser=denoiser, device=torch.device(device))
 
 
 def evaluate_on_gpu(planner: Planner) -> bool:
