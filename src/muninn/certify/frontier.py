@@ -47,8 +47,9 @@ KEEP_SPACINGS, KEEP, NEXT, BASES = 3, 3, 16, 3
 method and spacing that a neighbouring number of evaluations is tried with; how many are fitted."""
 
 FITTED_SHARE = 0.6
-MOVES, MOST_MOVES = (4, 2, 8, 1), 48
-"""Steps by which an anchor is moved, and how many moves are tried at one number."""
+MOVES, MOST_MOVES = (4, 2, 8, 1), {"cpu": 48, "cuda": 160}
+"""Steps by which an anchor is moved, and how many moves are tried at one number, by device: about
+as much time on either."""
 
 MOST_FITTED, MOST_MOVED = 40, 20
 """Evaluations up to which tables are fitted, and their anchors moved: beyond, neither pays."""
@@ -384,7 +385,7 @@ class Frontier:
         place = {state: at for at, state in enumerate(offered)}
         if any(state not in place for state in states):
             return entry
-        at, left = [place[state] for state in states], MOST_MOVES
+        at, left = [place[state] for state in states], MOST_MOVES.get(self.planner.device.type, 48)
         self._anchors[len(at)] = at
         for move in (m for m in MOVES if m < max(2, self.steps // 8)):
             for anchor in range(len(at) - 1, 0, -1):
