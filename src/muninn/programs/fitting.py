@@ -45,6 +45,9 @@ REMEMBERED = 96
 FEWEST = 8
 """Finite calls below which nothing is fitted."""
 
+ROUNDING = 16.0
+"""Units in the last place below which an error is rounding: nothing is fitted to it."""
+
 
 def overwritten(planner: Planner, context: Context) -> Tensor | None:
     """Entries (*shape) that the planner's condition sets, whatever the state; None if it changes
@@ -203,7 +206,8 @@ class Fitter:
         if last and self.view is not None:
             origin = self.view(torch.zeros_like(error))
             parts = [self.view(part) - origin for part in parts]
-            columns = [part.flatten(1)[:, None] for part in parts]  # what is seen has no channels
+            seen = [part if part.ndim > 1 else part[:, None] for part in parts]
+            columns = [part.flatten(1)[:, None] for part in seen]  # what is seen has no channels
         else:
             columns = [(part * self._free).movedim(-1, 1).flatten(2) for part in parts]
         stacked = torch.stack(columns, dim=2).double()  # (calls, channels, features + 1, ...)
@@ -219,13 +223,17 @@ class Fitter:
             return np.zeros((1, size))
         whole = gram.sum(axis=1, keepdims=True)
         best, least = np.zeros((1, size)), _trimmed(_errors(whole, np.zeros((1, size)))[judges])
+        scale = np.einsum("cdff->c", whole[:, :, :size, :size])[judges].mean() / size
+        floor = (ROUNDING * torch.finfo(self.planner.dtype).eps) ** 2 * scale
+        if least <= floor:
+            return best
         for ridge in RIDGES:
             delta = _solve(whole, fitted, ridge)
             error_left = _trimmed(_errors(whole, delta)[judges])
             if error_left < least:
                 best, least = delta, error_left
         apart = 1 < gram.shape[1] <= MOST_CHANNELS and size <= MOST_FEATURES
-        if apart and not self.planner.sampler.stochastic:
+        if apart and least > floor and not self.planner.sampler.stochastic:
             for ridge in RIDGES:
                 delta = _solve(gram, fitted, ridge)
                 error_left = _trimmed(_errors(gram, delta)[judges])
