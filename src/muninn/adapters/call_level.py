@@ -33,11 +33,7 @@ from muninn.record import Record
 
 
 class CertifiedInterceptor(Interceptor):
-    """An interceptor that compares every run with its certificate.
-
-    Attributes:
-        certificate: the promise, or None where full compute runs instead.
-    """
+    """An interceptor that compares every run with its certificate, None where Full runs instead."""
 
     def __init__(self, network: Callable[..., Any], cached: CachedPlanner, read: Read) -> None:
         self.certificate = certificate = cached.certificate

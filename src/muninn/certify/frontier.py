@@ -8,6 +8,7 @@ halving; the best are fitted to the network, their anchors moved where that help
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Collection
@@ -46,7 +47,7 @@ KEEP_SPACINGS, KEEP, NEXT, BASES = 3, 3, 16, 3
 method and spacing that a neighbouring number of evaluations is tried with; how many are fitted."""
 
 FITTED_SHARE = 0.6
-MOVES, MOST_MOVES = (8, 4, 2, 1), 40
+MOVES, MOST_MOVES = (4, 2, 8, 1), 48
 """Steps by which an anchor is moved, and how many moves are tried at one number."""
 
 MOST_FITTED, MOST_MOVED = 40, 20
@@ -132,6 +133,14 @@ class Frontier:
         self._pairs: dict[int, list[Pair]] = {}  # best first, by number of evaluations
         self._entries: dict[tuple[int, bool], Entry | None] = {}  # fitted, by number and moves
         self._published: dict[int, list[Entry]] = {}
+        self._anchors: dict[int, list[int]] = {}  # of the best fitted tables
+
+    def restricted(self, groups: Collection[str]) -> Frontier:
+        """The same calls, full compute included, for some methods only."""
+        other = Frontier(self.paired, 1.0, self.share, self._journal, self._advance, groups)
+        other._tolerance = self._tolerance
+        vars(other)["chain"], vars(other)["_paths"] = self.chain, self._paths
+        return other
 
     # -- scores ----------------------------------------------------------------------------------
 
@@ -166,8 +175,11 @@ class Frontier:
         self, program: AnyProgram, group: str, excess: FloatArray, evaluations: float
     ) -> Entry:
         judged = excess[self.judges]
+        # Who changes route is seen on every call; how close the others come, not where it was
+        # fitted.
+        kept = self.keeps(excess) and self.keeps(judged)
         level, score = self._quantile(judged), self.score(judged)
-        return Entry(program, evaluations, group, level, score, self.keeps(judged))
+        return Entry(program, evaluations, group, level, score, kept)
 
     def keeps(self, excess: FloatArray) -> bool:
         """Whether all but the allowed share of calls keep the tolerance, judged by some of them.
@@ -335,20 +347,34 @@ class Frontier:
         return self._entries[count, move]
 
     def _fit_best(self, count: int, move: bool) -> Entry | None:
-        bases: dict[tuple[State, ...], Pair] = {}
-        for pair in self.candidates(count):
-            states = self._spacings(self.methods[pair.method], count).get(pair.spacing)
-            if states is not None and not self.methods[pair.method].twice:
-                bases.setdefault(states, pair)
-        best: tuple[float, Entry, Pair, tuple[State, ...]] | None = None
-        for states, pair in list(bases.items())[:BASES]:
+        own = sampler_states(self._sampler)
+        pairs = [p for p in self.candidates(count) if not self.methods[p.method].twice]
+        starts: dict[tuple[State, ...], Pair] = {}
+        for pair in pairs:
+            states = self._spacings(self.methods[pair.method], count)[pair.spacing]
+            if len(starts) < BASES:
+                starts.setdefault(states, pair)
+        if move and pairs:
+            for at in self._neighbours(count):
+                starts.setdefault(tuple(own[step] for step in at), pairs[0])
+        best: tuple[Entry, Pair, tuple[State, ...]] | None = None
+        for states, pair in starts.items():
             entry = self._fitted(self._based(pair, states))
-            if entry is not None and (best is None or entry.score < best[0]):
-                best = entry.score, entry, pair, states
-        if best is None or not move:
-            return None if best is None else best[1]
-        _, entry, pair, states = best
-        return self._moved(entry, pair, states) if count <= MOST_MOVED else entry
+            if entry is not None and (best is None or entry.score < best[0].score):
+                best = entry, pair, states
+        if best is None or not move or count > MOST_MOVED:
+            return None if best is None else best[0]
+        return self._moved(*best)
+
+    def _neighbours(self, count: int) -> list[list[int]]:
+        """The best anchors of one evaluation more without one of them, and of one evaluation less
+        with one more in the middle of a gap."""
+        more, less = self._anchors.get(count + 1, []), self._anchors.get(count - 1, [])
+        found = [more[:place] + more[place + 1 :] for place in range(1, len(more))]
+        for first, second in itertools.pairwise([*less, self.steps] if less else []):
+            if second - first > 1:
+                found.append(sorted([*less, (first + second) // 2]))
+        return found
 
     def _based(self, pair: Pair, states: tuple[State, ...]) -> Table:
         return self.methods[pair.method].build(self._sampler, states)
@@ -360,6 +386,7 @@ class Frontier:
         if any(state not in place for state in states):
             return entry
         at, left = [place[state] for state in states], MOST_MOVES
+        self._anchors[len(at)] = at
         for move in (m for m in MOVES if m < max(2, self.steps // 8)):
             for anchor in range(len(at) - 1, 0, -1):
                 for step in (move, -move):
@@ -372,6 +399,7 @@ class Frontier:
                     found = self._fitted(self._based(pair, chosen))
                     if found is not None and found.score < entry.score:
                         entry, at = found, moved
+                        self._anchors[len(at)] = at
         return entry
 
     # -- the frontier ----------------------------------------------------------------------------

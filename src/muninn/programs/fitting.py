@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from muninn.programs.table import Table, steps_of
 View = Callable[[Tensor], Tensor]
 """What a metric looks at: an affine function of trajectories (batch, ...)."""
 
-RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8)
+RIDGES = (1e-1, 1e-2, 1e-3, 1e-5, 1e-7)
 """Tried for every row, in shares of the features' mean square."""
 
 TRIMMED = 0.1
@@ -254,7 +255,8 @@ def _combine(row: FloatArray, features: list[Tensor]) -> Tensor:
 def _errors(gram: FloatArray, delta: FloatArray) -> FloatArray:
     """Squared error of each call, (calls,), after a correction (channels, features)."""
     full = np.concatenate([delta, np.full((len(delta), 1), -1.0)], axis=1)
-    return np.asarray(np.einsum("cdfg,df,dg->c", gram, full, full).clip(0.0))
+    pairs = full[:, :, None] * full[:, None, :]
+    return np.asarray((gram.reshape(len(gram), -1) @ pairs.ravel()).clip(0.0))
 
 
 def _trimmed(errors: FloatArray) -> float:
@@ -263,12 +265,12 @@ def _trimmed(errors: FloatArray) -> float:
     return float(kept.mean()) if len(kept) else np.inf
 
 
-def _solve(gram: FloatArray, calls: FloatArray, ridge: float) -> FloatArray:
+def _solve(gram: FloatArray, calls: npt.NDArray[np.bool_], ridge: float) -> FloatArray:
     """Ridge regression of the last feature on the others, per channel, without the worst calls."""
-    size = gram.shape[-1] - 1
-    kept = calls.copy()
+    size, flat = gram.shape[-1] - 1, gram.reshape(len(gram), -1)
+    kept = calls
     for _ in range(ROUNDS):
-        total = gram[kept].sum(axis=0)
+        total = (kept.astype(float) @ flat).reshape(gram.shape[1:])
         inner, cross = total[:, :size, :size], total[:, :size, size]
         level = ridge * np.einsum("dff->d", inner)[:, None, None] / size + 1e-300
         delta = np.linalg.solve(inner + level * np.eye(size), cross[..., None])[..., 0]
