@@ -203,14 +203,13 @@ class Fitter:
     ) -> FloatArray:
         """What is added to a row, (1 or channels, features): the best on held-out calls."""
         error = target.to(state.dtype) - state
-        parts = [*features, error]
+        parts = [part * self._free for part in (*features, error)]
         if last and self.view is not None:
             origin = self.view(torch.zeros_like(error))
             parts = [self.view(part) - origin for part in parts]
-            seen = [part if part.ndim > 1 else part[:, None] for part in parts]
-            columns = [part.flatten(1)[:, None] for part in seen]  # what is seen has no channels
-        else:
-            columns = [(part * self._free).movedim(-1, 1).flatten(2) for part in parts]
+            if not _keeps_channels(self.view, error):
+                parts = [part[..., None] for part in parts]
+        columns = [part[:, None].flatten(1, -2).transpose(1, 2) for part in parts]
         stacked = torch.stack(columns, dim=2).double()  # (calls, channels, features + 1, ...)
         gram = (stacked @ stacked.transpose(2, 3)).cpu().numpy()
         finite = self._usable & np.isfinite(gram).all(axis=(1, 2, 3))
@@ -241,6 +240,23 @@ class Fitter:
                 if error_left < WORTH * least:
                     best, least = delta, error_left
         return best
+
+
+def _keeps_channels(view: View, like: Tensor) -> bool:
+    """Whether each channel of what is seen depends on the same channel of the plan alone."""
+    generator = torch.Generator(like.device).manual_seed(0)
+    plan = torch.randn(1, *like.shape[1:], generator=generator, device=like.device).to(like.dtype)
+    origin = view(torch.zeros_like(plan))
+    if plan.shape[-1] > MOST_CHANNELS or origin.ndim < 2 or origin.shape[-1] != plan.shape[-1]:
+        return False
+    for channel in range(plan.shape[-1]):
+        alone = torch.zeros_like(plan)
+        alone[..., channel] = plan[..., channel]
+        seen = view(alone) - origin
+        seen[..., channel] = 0.0
+        if bool(seen.any()):
+            return False
+    return True
 
 
 def _combine(row: FloatArray, features: list[Tensor]) -> Tensor:

@@ -103,7 +103,7 @@ def test_a_call_chooses_freely_only_where_the_running_maximum_allows_it(
 def test_choices_survive_the_file_and_an_older_one_has_none(
     issued: Certificate, tmp_path: Path
 ) -> None:
-    assert 0 < issued.member and issued.choosable == issued.member
+    assert issued.member > 0 and issued.choosable == issued.member
     some = replace(issued, choosable=issued.member - 1)
     loaded = Certificate.load(some.save(tmp_path / "c"))
     assert loaded.choosable == issued.member - 1
