@@ -18,7 +18,7 @@ def uncalibrated(planner: Planner, program: Program, context: Context = None) ->
     return Certificate(
         identity=planner.identity(),
         reference=None,
-        family=Family(program.forecast, (Everywhere(), program.plan), "uncalibrated"),
+        family=Family.of(program.forecast, (Everywhere(), program.plan), "uncalibrated"),
         member=1,
         tolerance=1.0,
         tolerance_name=None,

@@ -21,7 +21,7 @@ import torch
 
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Tolerance, measure, view_of
-from muninn.certify.paired import PairedCalls
+from muninn.certify.paired import PairedCalls, require_finite
 from muninn.errors import InputError, MuninnError
 from muninn.model.sampler import Kind
 from muninn.model.schedule import FloatArray
@@ -211,6 +211,7 @@ class Frontier:
             paired.planner, paired.context, paired.noise(calls), KEPT_CALLS, paired.batch
         )
         if paired.reference is None:
+            require_finite(chain.states[-1])
             paired.known.update(zip(calls, chain.states[-1].unbind(0), strict=True))
         else:
             chain = replace(chain, states=torch.cat([chain.states[:-1], paired.full(calls)[None]]))
@@ -422,7 +423,7 @@ class Frontier:
         Raises:
             InputError: no method has a table with so many.
         """
-        found = self.published(count) if self.methods else []
+        found = [*self.published(count)] if self.methods else []
         if self.fits and count <= MOST_FITTED:
             own = self.fitted(count, move)
             found += [] if own is None else [own]

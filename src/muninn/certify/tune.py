@@ -95,7 +95,7 @@ def frontier_family(
     entries: list[Entry] = []
     fewest = frontier.steps
     report: dict[str, Any] = {"notes": frontier.notes}
-    if frontier.methods:
+    if frontier.methods and rungs:
         at = _cheapest_rung(frontier, rungs)
         fewest = rungs[at]
         chosen = {at + offset for offset in range(-ABOVE, BELOW + 1)}
