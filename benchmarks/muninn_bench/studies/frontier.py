@@ -19,12 +19,13 @@ import safetensors.torch
 from torch import Tensor
 
 from muninn.certify.certificate import library_versions
-from muninn.certify.frontier import Entry, Frontier
+from muninn.certify.frontier import Frontier
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import resolve
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import require_units
 from muninn.certify.scan import Measuring, Scan
+from muninn.certify.scores import Entry
 from muninn.certify.tune import frontier_family
 from muninn.certify.units import OpenLoop
 from muninn.engines.choose import runtime_for
@@ -83,7 +84,8 @@ class Rescaled(Frontier):
         group: str | None,
         chain: Chain | None,
     ) -> None:
-        super().__init__(paired, 1.0, share, journal, advance, None if group is None else {group})
+        groups = None if group is None else {group}
+        super().__init__(paired, 1.0, share, journal, advance, groups=groups)
         self.limit = 1.0
         if chain is not None:
             self.chain = chain
@@ -95,8 +97,8 @@ class Rescaled(Frontier):
     def best(self, count: int, move: bool = True) -> Entry:
         """The same; an entry that was found for another limit is judged again."""
         entry = super().best(count, move)
-        judged = self.excess(entry.program)[:-1][self.judges]
-        return replace(entry, kept=self.keeps(judged))
+        excess = self.excess(entry.program)[:-1]
+        return replace(entry, kept=self.keeps(excess) and self.keeps(excess[self.judges]))
 
     def published(self, count: int) -> list[Entry]:
         """The same; a method that evaluates twice a step gets one more than an even number."""
