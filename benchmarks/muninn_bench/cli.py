@@ -19,6 +19,7 @@ from muninn_bench.commands import (
     command_line,
     console,
     coverage,
+    frontier,
     latency,
     monitor,
     soak,
@@ -30,7 +31,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for _study in (fly, ablate, monitor, coverage, latency, checks, soak):
+for _study in (fly, ablate, frontier, monitor, coverage, latency, checks, soak):
     app.command()(_study)
 
 TaskOption = Annotated[str, typer.Option("--task", help="A task; `muninn-bench tasks` lists them.")]

@@ -1,4 +1,4 @@
-"""The commands `muninn-bench ablate`, `coverage`, `monitor`, `latency`, `checks` and `soak`."""
+"""The commands of the studies: `muninn-bench ablate`, `frontier`, `coverage`, `monitor`, ..."""
 
 from __future__ import annotations
 
@@ -78,6 +78,53 @@ def ablate(
                 tuned=tuned / name,
             )
         tell(write_results(raw / name, out / name))
+
+
+def frontier(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="With --merge: the run folders to merge.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="A task; `muninn-bench tasks` lists them.")] = "discs",
+    variant: Annotated[str | None, typer.Option(help="Of the task; its first by default.")] = None,
+    sampler: Annotated[str | None, typer.Option(help="ddpm; the task's own by default.")] = None,
+    device: Device = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; runs/frontier/TASK/VARIANT by default.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method, may be repeated; all by default.")
+    ] = None,
+    tune: Annotated[int, typer.Option(help="Calls to tune on.")] = 384,
+    certify: Annotated[int, typer.Option(help="Calls to certify on.")] = 1024,
+    test: Annotated[int, typer.Option(help="Calls to test on.")] = 2048,
+    seed: Seed = 0,
+    smoke: Smoke = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge run folders into results/frontier instead.")
+    ] = False,
+) -> None:
+    """Fewest evaluations that each method is certified with, at several tolerances; resumes."""
+    from muninn_bench.registry import find_task, require_variant
+    from muninn_bench.studies import frontier as study
+
+    if merge:
+        tell(study.merge(folders or [], out or Path("results/frontier")))
+        return
+    found = find_task(task)
+    name = require_variant(found, variant)
+    kind = "frontier-smoke" if smoke else "frontier"
+    lines = study.run_frontier(
+        found,
+        name,
+        out or Path("runs", kind, task, name if sampler is None else f"{name}-{sampler}"),
+        sampler=sampler,
+        device=device,
+        sizes=study.Sizes(8, 59, 4) if smoke else study.Sizes(tune, certify, test),
+        tolerances=[5.0 * found.tolerance] if smoke else None,
+        names=method or (study.OURS, *study.ALTERNATIVES[: 1 if smoke else None]),
+        seed=seed,
+    )
+    tell(study.summary(lines))
 
 
 def coverage(

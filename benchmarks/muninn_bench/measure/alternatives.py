@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 import numpy as np
+from muninn.certify.search import Candidate, Search
 from torch import Tensor
 
 from muninn.certify.metrics import Tolerance, measure
 from muninn.certify.paired import PairedCalls
-from muninn.certify.search import Candidate, Search
 from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from muninn.certify.search import FIRST, Candidate, Search
+
 from muninn.engines.rounds import RoundRuntime
 from muninn.engines.runtime import Runtime
 from muninn.files import write_whole

@@ -10,9 +10,10 @@ import functools
 import math
 from collections.abc import Callable
 
+from muninn.certify.search import MODELS, Candidate, Search
+
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.search import MODELS, Candidate, Search
 from muninn.engines.rounds import RoundRuntime
 from muninn.model.schedule import FloatArray
 from muninn.paper.gates import Threshold

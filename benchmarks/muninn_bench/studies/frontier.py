@@ -1,0 +1,295 @@
+"""How few evaluations each method needs for the same promise: Muninn's frontier, and every
+published method alone, tuned, certified and tested on the same calls.
+
+A run folder holds ``contexts.safetensors`` (rows ``tune``, ``certify``, ``test``: with it a machine
+without the simulator can go on), ``tune.jsonl`` (every score of tuning) and ``cells.csv``, one line
+a method and tolerance; all three are kept when the study is started again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from muninn.certify.certificate import library_versions
+from muninn.certify.frontier import Frontier
+from muninn.certify.journal import Journal, code_digest
+from muninn.certify.metrics import resolve
+from muninn.certify.paired import PairedCalls, call_seed
+from muninn.certify.risk import require_units
+from muninn.certify.scan import Measuring, Scan
+from muninn.certify.scores import Entry
+from muninn.certify.tune import frontier_family
+from muninn.certify.units import OpenLoop
+from muninn.engines.choose import runtime_for
+from muninn.errors import InputError
+from muninn.files import write_whole
+from muninn.identity.digest import digest
+from muninn.model.planner import Planner
+from muninn.model.schedule import FloatArray
+from muninn.model.solvers import ddpm
+from muninn.parallel import Map
+from muninn.programs.anchors import Chain
+from muninn.programs.methods import methods
+from muninn.programs.plan import Family
+from muninn.programs.spacing import sampler_states, spread_steps
+from muninn.progress import Task as Bars
+from muninn.progress import bars
+from muninn_bench.measure.rollout import random_contexts, roll_out
+from muninn_bench.networks.on_gpu import moved
+from muninn_bench.report.table import read_csv, write_csv
+from muninn_bench.task import Stream, Task, context_rows
+
+OURS = "frontier"
+ALTERNATIVES = ("fewsteps", "dpmsolver", "unipc", "taylor", "adams", "heun")
+RISK, CONFIDENCE = 0.05, 0.95
+
+FACTORS = (0.2, 0.5, 1.0, 2.0, 5.0)
+TOLERANCES = {"maze2d": (0.002, 0.005, 0.01, 0.02, 0.05, 0.15)}
+"""Of tasks that do not take their own tolerance times :data:`FACTORS`."""
+
+PARTS = {"tune": Stream.TUNE, "certify": Stream.CERTIFY, "test": Stream.TEST}
+DRIVEN = 12
+"""Evaluations of the program that drives the episodes of tasks that replan."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Calls of each purpose."""
+
+    tune: int = 384
+    certify: int = 1024
+    test: int = 2048
+
+
+class Rescaled(Frontier):
+    """A frontier of deviations, which any tolerance can be held against: the search is done once.
+
+    ``limit`` is the tolerance in force; programs are ranked in the same order under any.
+    """
+
+    def __init__(
+        self,
+        paired: PairedCalls,
+        share: float,
+        journal: Journal,
+        advance: Callable[[int], None],
+        group: str | None,
+        chain: Chain | None,
+    ) -> None:
+        groups = None if group is None else {group}
+        super().__init__(paired, 1.0, share, journal, advance, groups=groups)
+        self.limit = 1.0
+        if chain is not None:
+            self.chain = chain
+
+    def keeps(self, excess: FloatArray) -> bool:
+        """As of a frontier whose tolerance is the limit."""
+        return super().keeps(excess / self.limit)
+
+    def best(self, count: int, move: bool = True) -> Entry:
+        """The same; an entry that was found for another limit is judged again."""
+        entry = super().best(count, move)
+        excess = self.excess(entry.program)[:-1]
+        return replace(entry, kept=self.keeps(excess) and self.keeps(excess[self.judges]))
+
+    def published(self, count: int) -> list[Entry]:
+        """The same; a method that evaluates twice a step gets one more than an even number."""
+        return super().published(count | all(method.twice for method in self.methods.values()))
+
+
+def contexts_of(task: Task, variant: str, sizes: Sizes, folder: Path, seed: int) -> list[Tensor]:
+    """Contexts to tune, certify and test on, from the folder as far as they are there.
+
+    Of a task that replans: one random call of each episode, driven by a fast program.
+    """
+    path = folder / "contexts.safetensors"
+    stored = safetensors.torch.load_file(path) if path.is_file() else {}
+    for part, stream in PARTS.items():
+        count = getattr(sizes, part)
+        if len(stored.get(part, ())) < count:
+            make = _driven_contexts if task.replans else context_rows
+            stored[part] = make(task, variant, stream, count, seed).contiguous()
+            write_whole(path, safetensors.torch.save(stored))
+    return [stored[part][: getattr(sizes, part)] for part in PARTS]
+
+
+def _driven_contexts(task: Task, variant: str, stream: Stream, count: int, seed: int) -> Tensor:
+    planner = task.planner(variant)
+    offered, states = methods(planner.sampler), sampler_states(planner.sampler)
+    chosen = [states[step] for step in spread_steps(len(states), min(DRIVEN, len(states)))]
+    method = offered.get("dpmsolver-2", offered["fewsteps"])
+    runtime = runtime_for(planner, method.build(planner.sampler, chosen))
+    with bars(True) as bar:
+        drives = roll_out(
+            task,
+            variant,
+            lambda context, noise: runtime(context, noise=noise),
+            stream,
+            count,
+            seed=call_seed(seed, stream, 2),
+            world=seed,
+            advance=bar(f"drive {task.name}, {stream.name.lower()}", count),
+        )
+    return random_contexts(drives, seed)
+
+
+def planner_of(task: Task, variant: str, sampler: str | None, device: str) -> Planner:
+    """The task's planner with another sampler of the same schedule, on a device.
+
+    Raises:
+        InputError: the sampler is unknown, or the planner knows no schedule.
+    """
+    planner = task.planner(variant)
+    if sampler == "ddpm":
+        own = planner.sampler
+        if own.schedule is None:
+            raise InputError(f"{task.name}, {variant} has no noise schedule; leave --sampler out")
+        planner = replace(planner, sampler=ddpm(own.schedule, kind=own.kind, clip=own.clip))
+    elif sampler is not None:
+        raise InputError(f"--sampler is ddpm, or left out for the task's own, got {sampler!r}")
+    return moved(planner, device)
+
+
+def run_frontier(
+    task: Task,
+    variant: str,
+    folder: Path,
+    *,
+    sampler: str | None = None,
+    device: str = "cpu",
+    sizes: Sizes,
+    tolerances: Sequence[float] | None = None,
+    names: Sequence[str] = (OURS, *ALTERNATIVES),
+    seed: int = 0,
+    progress: bool = True,
+) -> list[dict[str, Any]]:
+    """The lines of ``cells.csv``: for every method and tolerance what is certified, tested.
+
+    Args:
+        task, variant: what plans.
+        folder: run folder.
+        sampler: ``ddpm``, or the task's own if None.
+        device: that everything but the simulator runs on.
+        sizes: how many calls.
+        tolerances: to certify for; the task's if None.
+        names: methods, as far as the sampler has them.
+        seed: of problems and noise.
+        progress: show progress bars.
+    """
+    parts = contexts_of(task, variant, sizes, folder, seed)
+    planner = planner_of(task, variant, sampler, device)
+    metric = resolve(task.metric(variant))[1]
+    tune, certify, test = (
+        PairedCalls(
+            planner,
+            rows.to(planner.device),
+            len(rows),
+            metric,
+            call_seed(seed, stream, 1),
+            batch=512 if planner.device.type == "cuda" else 64,
+        )
+        for rows, stream in zip(parts, PARTS.values(), strict=True)
+    )
+    limits = tolerances or TOLERANCES.get(task.name) or [f * task.tolerance for f in FACTORS]
+    allowed = require_units(certify.count, RISK, CONFIDENCE, "calls") - 1
+    identity = {
+        "planner": planner.identity(),
+        "calls": digest(tune.context, "the contexts"),
+        "seed": seed,
+        "versions": {**library_versions(), "code": code_digest()},
+    }
+    journal = Journal(folder / "tune.jsonl", identity)
+    path = folder / "cells.csv"
+    lines = read_csv(path)
+    done = {(line["method"], line["tolerance"]) for line in lines}
+    groups = {method.group for method in methods(planner.sampler).values()}
+    chain: Chain | None = None
+    with bars(progress) as bar:
+        for name in (name for name in names if name == OURS or name in groups):
+            advance, group = (
+                bar(f"tune {name}: programs tried", None),
+                None if name == OURS else name,
+            )
+            frontier = Rescaled(tune, allowed / certify.count, journal, advance, group, chain)
+            for tolerance in limits:
+                frontier.limit = tolerance  # all in turn: what one visits, the next starts from
+                family = frontier_family(frontier, gates=name == OURS)
+                if (name, tolerance) not in done:
+                    line = _line(certify, test, family, tolerance, allowed, bar)
+                    about = {"task": task.name, "variant": variant, "sampler": planner.sampler.name,
+                             "steps": len(planner.sampler), "tolerance": tolerance,
+                             "unit": task.unit, "method": name}  # fmt: skip
+                    lines.append(about | line)
+                    write_csv(path, lines)
+            chain = frontier.chain
+    return lines
+
+
+def _line(
+    certify: PairedCalls,
+    test: PairedCalls,
+    family: Family,
+    tolerance: float,
+    allowed: int,
+    bar: Bars,
+) -> dict[str, Any]:
+    """A family certified, its program tested; full compute is its own truth and not checked."""
+    units = OpenLoop(certify, tolerance, "call", None)
+    scan = Scan(Measuring(units), family, Journal(), Map(), bar)
+    member, *_ = scan.choose(list(range(certify.count)), allowed, check_full=False, running=False)
+    program = family.member(member)
+    measured = test.measure_in_batches(program, list(range(test.count)))
+    for paired in (certify, test):
+        for each in family.programs:
+            paired.forget(each)
+    return {
+        "certified": member > 0,
+        "evaluations_mean": float(measured.evaluations.mean()),
+        "violation_rate": float((measured.deviation > tolerance).mean()),
+        "calls": test.count,
+        "certify_calls": certify.count,
+        "program": str(program),
+    }
+
+
+def merge(folders: Sequence[Path], out: Path) -> list[str]:
+    """Write the lines of several run folders as one ``cells.csv``; returns the summary.
+
+    Raises:
+        InputError: there is no line.
+    """
+    lines = [line for folder in folders for line in read_csv(folder / "cells.csv")]
+    write_csv(out / "cells.csv", lines)
+    return list(summary(lines))
+
+
+def summary(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """For every cell our evaluations over those of the best alternative, then all together."""
+
+    def cell(line: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(line[key] for key in ("task", "variant", "sampler", "steps", "tolerance"))
+
+    ratios = []
+    for where, found in groupby(sorted(lines, key=cell), cell):
+        spent = {line["method"]: float(line["evaluations_mean"]) for line in found}
+        ours, others = spent.pop(OURS, None), sorted((own, name) for name, own in spent.items())
+        if ours is None or not others:
+            continue
+        least, name = others[0]
+        ratios.append(ours / least)
+        yield (
+            f"{' '.join(str(part) for part in where)}: {ours:.2f} against {least:.2f} ({name}), "
+            f"ratio {ours / least:.3f}"
+        )
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        more = sum(ratio > 1.0 for ratio in ratios)
+        yield f"{len(ratios)} cells: geometric mean {mean:.3f}, ours needs more in {more}"
