@@ -12,7 +12,10 @@ from torch import Tensor
 
 from muninn.certify.calibrate import calibrate
 from muninn.certify.certificate import Certificate
+from muninn.certify.journal import Journal
+from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
+from muninn.certify.tune import tune_family
 from muninn.certify.units import Outcome, PlanFunction
 from muninn.model.denoiser import ClassifierFreeGuidance
 from muninn.model.planner import Planner
@@ -157,3 +160,31 @@ CHANGES: dict[str, Callable[[Planner], Planner]] = {
     "shape": lambda own: replace(own, shape=(16, 2)),
     "condition": lambda own: replace(own, condition=pin),
 }
+
+
+# -- tuning -------------------------------------------------------------------------------------
+
+TUNE_CALLS, TUNE_STEPS = 40, 12
+
+
+def quiet(description: str, total: int | None) -> Any:
+    return lambda steps: None
+
+
+def paired_calls(sampler: str = "ddim", count: int = TUNE_CALLS, **changes: Any) -> PairedCalls:
+    own = mixture_planner(sampler, steps=changes.pop("steps", TUNE_STEPS))
+    own = replace(own, **changes)
+    return PairedCalls(own, contexts(count), count, rms_step, 1)
+
+
+def tuned(
+    paired: PairedCalls | None = None,
+    journal: Journal | None = None,
+    *,
+    tolerance: float = 0.1,
+    share: float = 0.1,
+    **more: Any,
+) -> Family:
+    paired = paired_calls() if paired is None else paired
+    settings = {"objective": "evaluations", "journal": journal or Journal(), "task": quiet, **more}
+    return tune_family(paired, tolerance, share, **settings)

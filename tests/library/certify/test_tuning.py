@@ -4,58 +4,28 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import muninn
-from analytic import levels
-from certify_cases import Interrupting, contexts
-from muninn.certify.frontier import Frontier
-from muninn.certify.gates import SPREAD, gate_forecast, gate_members
+from certify_cases import TUNE_CALLS as CALLS
+from certify_cases import TUNE_STEPS as STEPS
+from certify_cases import Interrupting, contexts, paired_calls, tuned
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import max_step, rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.tune import tune, tune_family
+from muninn.certify.tune import tune
 from muninn.errors import InputError
-from muninn.model.planner import Planner
-from muninn.model.solvers import euler
 from muninn.programs.methods import few_steps
-from muninn.programs.plan import Adaptive, AnyProgram, Everywhere, Family, Program
+from muninn.programs.plan import AnyProgram, Everywhere, Family, Program
 from muninn.programs.spacing import sampler_states, spread_steps
 from muninn.programs.table import Table
 from muninn_bench.studies.coverage.mixture import mixture_planner
-
-CALLS, STEPS = 40, 12
-
-
-def quiet(description: str, total: int | None) -> Any:
-    return lambda steps: None
-
-
-def paired_calls(sampler: str = "ddim", count: int = CALLS, **changes: Any) -> PairedCalls:
-    own = mixture_planner(sampler, steps=changes.pop("steps", STEPS))
-    own = replace(own, **changes)
-    return PairedCalls(own, contexts(count), count, rms_step, 1)
-
-
-def tuned(
-    paired: PairedCalls | None = None,
-    journal: Journal | None = None,
-    *,
-    tolerance: float = 0.1,
-    share: float = 0.1,
-    **more: Any,
-) -> Family:
-    paired = paired_calls() if paired is None else paired
-    settings = {"objective": "evaluations", "journal": journal or Journal(), "task": quiet, **more}
-    return tune_family(paired, tolerance, share, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -160,128 +130,10 @@ def test_a_family_survives_json(family: Family) -> None:
     assert back == family and back.search == family.search
 
 
-# -- gates -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Waving:
-    """A velocity that swings as fast as the context says, whatever the state."""
-
-    sampler: Any
-
-    def __call__(self, x: Tensor, timestep: Tensor, context: Tensor, /) -> Tensor:
-        _, noise = levels(self.sampler, timestep, x)
-        speed, phase = context.double().view(len(x), 2, 1, 1).unbind(1)
-        return (torch.sin(speed * noise + phase) * torch.ones_like(x)).to(x.dtype)
-
-
-def waving(count: int, hard: float, seed: int = 0) -> tuple[Planner, Tensor]:
-    """A planner, and contexts of which a share is hard."""
-    sampler = euler(40)
-    generator = torch.Generator().manual_seed(seed)
-    speed = 12.0 + 12.0 * torch.rand(count, generator=generator)
-    speed[torch.rand(count, generator=generator) > hard] = 0.0
-    phase = 6.3 * torch.rand(count, generator=generator)
-    return Planner(Waving(sampler), sampler, (4, 2)), torch.stack([speed, phase], dim=1)
-
-
-@pytest.fixture(scope="module")
-def rare() -> tuple[PairedCalls, Family]:
-    planner, hard = waving(96, 0.2)
-    paired = PairedCalls(planner, hard, 96, rms_step, 1)
-    return paired, tuned(paired, tolerance=0.02, share=0.03)
-
-
-def test_gates_win_where_few_calls_are_hard(rare: tuple[PairedCalls, Family]) -> None:
-    paired, found = rare
-    gates = [m for m in found.programs if isinstance(m, Program) and isinstance(m.plan, Adaptive)]
-    assert len(gates) == len(SPREAD)
-    assert found.search is not None
-    fewest = found.search["evaluations"]
-    measured = [paired.measure_in_batches(m, list(range(96))) for m in found.programs]
-    spent = [float(each.evaluations.mean()) for each in measured]
-    assert spent == sorted(spent, reverse=True)
-    kept = {k for k, each in enumerate(measured) if np.mean(each.deviation > 0.02) <= 0.03}
-    cheapest = max(kept)
-    assert found.member(cheapest) in gates and spent[cheapest] < fewest - 0.25
-    easy = paired.contexts(list(range(96)))[:, 0] == 0.0
-    each = measured[cheapest].evaluations
-    assert each[easy.numpy()].max() < each[~easy.numpy()].min()  # hard calls get more
-    # A table with fewer evaluations than suffice would end the scan before the gates.
-    tables = [m for m in found.programs if isinstance(m, Table)]
-    assert all(table.most_evaluations(40) >= fewest for table in tables)
-
-
 def test_gates_are_not_tried_where_few_evaluations_leave_nothing_to_judge_by(
     family: Family,
 ) -> None:
     assert all(isinstance(program, Table) for program in family.programs[1:])
-
-
-def test_a_gate_must_save_evaluations(rare: tuple[PairedCalls, Family]) -> None:
-    paired, _ = rare
-    frontier = Frontier(paired, 0.02, 0.03)
-    forecast = gate_forecast(frontier, 20)
-    found = gate_members(frontier, forecast, 40.0)
-    spent = [entry.evaluations for entry in found]
-    assert spent == sorted(spent, reverse=True) and found[2].kept
-    assert gate_members(frontier, forecast, spent[2] - 1.0) == []
-    for entry in found:
-        program = entry.program
-        assert isinstance(program, Program) and isinstance(program.plan, Adaptive)
-        assert program.plan.cap <= np.ceil(1.5 * entry.evaluations) + 1
-
-
-def project(x: Tensor, context: Tensor) -> Tensor:
-    return x.clamp(-2.0, 2.0)
-
-
-def test_a_condition_that_projects_gives_gates_only_and_says_so() -> None:
-    found = tuned(paired_calls(condition=project, steps=30), tolerance=0.1)
-    plans = [m.plan for m in found.programs[1:] if isinstance(m, Program)]
-    assert len(plans) == len(found) - 1 and all(isinstance(plan, Adaptive) for plan in plans)
-    assert found.search == {"notes": ["the condition projects states, so that no table was tried"]}
-
-
-class Clock:
-    """Time that passes only where a call is made: so much for each kind of program."""
-
-    def __init__(self, **seconds: float) -> None:
-        self.now, self.calls, self._seconds = 0.0, [], seconds
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def runtime_for(self, planner: Planner, program: AnyProgram) -> Any:
-        kind = "table" if isinstance(program, Table) else "gate"
-
-        def run(context: Any, *, noise: Any) -> None:
-            self.calls.append(kind)
-            # The first call of the faster kind is slow, as one that compiles or captures is.
-            slow = self.calls.count(kind) == 1 and self._seconds[kind] == min(
-                self._seconds.values()
-            )
-            self.now += self._seconds[kind] * (100.0 if slow else 1.0)
-
-        return run
-
-
-@pytest.mark.parametrize("faster", ["table", "gate"])
-def test_the_objective_decides_between_gates_and_tables(
-    faster: str,
-    rare: tuple[PairedCalls, Family],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    paired, by_evaluations = rare
-    clock = Clock(**{kind: 1.0 if kind == faster else 2.0 for kind in ("table", "gate")})
-    monkeypatch.setattr("muninn.certify.paired.time", clock)
-    monkeypatch.setattr("muninn.certify.tune.runtime_for", clock.runtime_for)
-    found = tuned(paired, tolerance=0.02, share=0.03, objective="time")
-    assert sorted(clock.calls) == ["gate"] * 7 + ["table"] * 7
-    if faster == "gate":
-        assert found == by_evaluations
-    else:
-        assert all(isinstance(program, Table) for program in found.programs[1:])
 
 
 # -- the verb ----------------------------------------------------------------------------------
