@@ -19,10 +19,13 @@ from muninn.certify.tune import tune_family
 from muninn.certify.units import Outcome, PlanFunction
 from muninn.model.denoiser import ClassifierFreeGuidance
 from muninn.model.planner import Planner
+from muninn.model.sampler import Sampler
 from muninn.model.schedule import FloatArray, Schedule
 from muninn.model.solvers import ddim
 from muninn.programs.forecast import Forecast
+from muninn.programs.methods import forecast as forecast_table
 from muninn.programs.plan import Everywhere, Family, Program, Static
+from muninn.programs.spacing import sampler_states, spread_steps
 from muninn_bench.studies.coverage.mixture import mixture_planner
 from muninn_bench.studies.coverage.settings import SETTINGS, Setting, next_contexts, start_contexts
 
@@ -35,6 +38,16 @@ SHORT_FAMILY = Family.of(  # for six steps, where episodes are driven one call a
     (Everywhere(), Static((0, 1, 2, 4, 5)), Static((0, 2, 5)), Static((0, 5))),
     "static",
 )
+
+
+def table_family(sampler: Sampler, counts: Sequence[int]) -> Family:
+    """Full compute, then tables of a forecast with so many evaluations, evenly spaced."""
+    states = sampler_states(sampler)
+    tables = [
+        forecast_table(sampler, [states[step] for step in spread_steps(len(states), count)])
+        for count in counts
+    ]
+    return Family((Program.full(sampler.kind), *tables), "tables")
 
 
 def planner(sampler: str = "ddim") -> Planner:

@@ -259,6 +259,16 @@ def test_a_deadline_chooses_only_among_what_the_certificate_lets_a_call_choose()
     assert [plan.choose(seconds) for seconds in (0.0601, 0.0501, 0.0301, 0.001)] == [0, 2, 2, None]
 
 
+def test_members_that_are_tables_take_as_many_evaluations_as_they_have_states() -> None:
+    programs = CertifiedPrograms(cases.fast("open", "tables"), accept_all)
+    assert list(programs.members()) == [0, 1, 2, 3]
+    assert [programs.most_evaluations(member) for member in programs.members()] == [6, 5, 4, 3]
+    for member in programs.members():
+        record = programs.run(Request(member, CONTEXT, (3,))).record
+        assert record.evaluations.tolist() == [programs.most_evaluations(member)]
+        assert (record.rank is not None) == (member == 3)
+
+
 def test_a_closed_loop_promise_is_about_one_member() -> None:
     programs = cases.programs("closed")
     assert programs.fast.certificate is not None
