@@ -12,14 +12,20 @@ from torch import Tensor
 
 from muninn.certify.calibrate import calibrate
 from muninn.certify.certificate import Certificate
+from muninn.certify.journal import Journal
+from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
+from muninn.certify.tune import tune_family
 from muninn.certify.units import Outcome, PlanFunction
 from muninn.model.denoiser import ClassifierFreeGuidance
 from muninn.model.planner import Planner
+from muninn.model.sampler import Sampler
 from muninn.model.schedule import FloatArray, Schedule
 from muninn.model.solvers import ddim
 from muninn.programs.forecast import Forecast
+from muninn.programs.methods import forecast as forecast_table
 from muninn.programs.plan import Everywhere, Family, Program, Static
+from muninn.programs.spacing import sampler_states, spread_steps
 from muninn_bench.studies.coverage.mixture import mixture_planner
 from muninn_bench.studies.coverage.settings import SETTINGS, Setting, next_contexts, start_contexts
 
@@ -32,6 +38,16 @@ SHORT_FAMILY = Family.of(  # for six steps, where episodes are driven one call a
     (Everywhere(), Static((0, 1, 2, 4, 5)), Static((0, 2, 5)), Static((0, 5))),
     "static",
 )
+
+
+def table_family(sampler: Sampler, counts: Sequence[int]) -> Family:
+    """Full compute, then tables of a forecast with so many evaluations, evenly spaced."""
+    states = sampler_states(sampler)
+    tables = [
+        forecast_table(sampler, [states[step] for step in spread_steps(len(states), count)])
+        for count in counts
+    ]
+    return Family((Program.full(sampler.kind), *tables), "tables")
 
 
 def planner(sampler: str = "ddim") -> Planner:
@@ -157,3 +173,31 @@ CHANGES: dict[str, Callable[[Planner], Planner]] = {
     "shape": lambda own: replace(own, shape=(16, 2)),
     "condition": lambda own: replace(own, condition=pin),
 }
+
+
+# -- tuning -------------------------------------------------------------------------------------
+
+TUNE_CALLS, TUNE_STEPS = 40, 12
+
+
+def quiet(description: str, total: int | None) -> Any:
+    return lambda steps: None
+
+
+def paired_calls(sampler: str = "ddim", count: int = TUNE_CALLS, **changes: Any) -> PairedCalls:
+    own = mixture_planner(sampler, steps=changes.pop("steps", TUNE_STEPS))
+    own = replace(own, **changes)
+    return PairedCalls(own, contexts(count), count, rms_step, 1)
+
+
+def tuned(
+    paired: PairedCalls | None = None,
+    journal: Journal | None = None,
+    *,
+    tolerance: float = 0.1,
+    share: float = 0.1,
+    **more: Any,
+) -> Family:
+    paired = paired_calls() if paired is None else paired
+    settings = {"objective": "evaluations", "journal": journal or Journal(), "task": quiet, **more}
+    return tune_family(paired, tolerance, share, **settings)

@@ -17,6 +17,9 @@ EMPHASES = (-2.0, 0.0)
 SPREAD = (0.35, 0.7, 1.0, 1.35)
 """Thresholds of the members over the largest that keeps the tolerance."""
 
+MARGIN = 1.25
+"""Most evaluations of a member over the most of any tuning call: a hard call needs many."""
+
 ROUNDS = 7
 
 
@@ -44,8 +47,8 @@ def gate_members(frontier: Frontier, forecast: AnyForecast, most: float) -> list
     members = []
     for factor in SPREAD:
         member = replace(gate, threshold=factor * gate.threshold)
-        entry = frontier.entry(Program(forecast, member), "gate")
-        cap = max(gate.dense + 1, min(steps, math.ceil(1.5 * entry.evaluations)))
+        most = frontier.most_evaluations(Program(forecast, member))
+        cap = max(gate.dense + 1, min(steps, math.ceil(MARGIN * most)))
         members.append(frontier.entry(Program(forecast, replace(member, cap=cap)), "gate"))
     return members
 

@@ -75,6 +75,14 @@ class Scores:
 
     def excess(self, program: AnyProgram, calls: int | None = None) -> FloatArray:
         """Deviation over tolerance of a program on the first calls, then its mean evaluations."""
+        return np.array(self._tried(program, calls)[:-1])
+
+    def most_evaluations(self, program: AnyProgram) -> int:
+        """Of any tuning call."""
+        return int(self._tried(program, None)[-1])
+
+    def _tried(self, program: AnyProgram, calls: int | None) -> list[float]:
+        """Excess of the first calls, then their evaluations: in the mean, and the most."""
         count = min(calls or self.paired.count, self.paired.count)
         described = json.dumps(program.to_json(), sort_keys=True)
         key = f"tune/{hashlib.sha256(described.encode()).hexdigest()[:24]}/{count}"
@@ -83,10 +91,11 @@ class Scores:
             measured = self.paired.measure_in_batches(program, list(range(count)))
             self.paired.forget(program)
             excess = measured.deviation / self._tolerance[:count]
-            stored = [*excess.tolist(), float(measured.evaluations.mean())]
+            spent = measured.evaluations
+            stored = [*excess.tolist(), float(spent.mean()), int(spent.max())]
             self._journal.put(key, stored)
         self._advance(1)
-        return np.array(stored)
+        return list(stored)
 
     def entry(self, program: AnyProgram, group: str) -> Entry:
         """A program on all tuning calls."""

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from muninn.certify.search import Search
 from torch import Tensor
 
 import certify_cases
@@ -18,7 +19,6 @@ from analytic import mixture_planner
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.search import Search
 from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.model.schedule import Schedule

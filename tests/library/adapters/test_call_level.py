@@ -16,12 +16,15 @@ from call_level_cases import SHAPE, Network, certificate_for, clamping_loop
 from muninn.adapters.call_level import intercept, tune_without_look_back
 from muninn.adapters.diffusers_sampler import DiffusersSampler
 from muninn.adapters.styles import diffuser_style
+from muninn.engines.intercept import Interceptor
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Kind
 from muninn.programs.forecast import Forecast
+from muninn.programs.methods import few_steps
 from muninn.programs.plan import Adaptive, Program, Static
+from muninn.programs.spacing import sampler_states
 from runtime_cases import NAMES, SHORT_GAPS, contexts, pin_start, samplers
 
 DDIM = muninn.ddim(muninn.Schedule.cosine(40), kind="sample", clip=1.0)
@@ -177,7 +180,12 @@ def test_a_family_without_look_back_is_tuned_certified_and_deployed() -> None:
     generator = torch.Generator().manual_seed(0)
     cond = torch.randn(140, 1, generator=generator)
     family = tune_without_look_back(planner, cond[:40], tolerance=0.02, progress=False)
-    assert not family.forecast.look_back and family.name == "static" and len(family) > 2
+    programs = [program for program in family.programs[1:] if isinstance(program, Program)]
+    assert len(programs) == len(family) - 1 >= 2 and family.name == "frontier"
+    assert all(not program.forecast.look_back for program in programs)
+    assert all(isinstance(program.plan, Static) for program in programs)
+    with pytest.raises(InputError, match=r"the program is a table: .*tune_without_look_back"):
+        Interceptor(network, planner, few_steps(planner.sampler, sampler_states(planner.sampler)))
     certificate = muninn.calibrate(
         planner, cond[40:], tolerance=0.02, risk=0.1, family=family, progress=False
     )
@@ -186,6 +194,7 @@ def test_a_family_without_look_back_is_tuned_certified_and_deployed() -> None:
     noise = planner.draw_noise(1, generator=generator)
     for _ in range(2):
         clamping_loop(network, planner, cond[:1], noise)
+    assert isinstance(certificate.program, Program)
     plan = certificate.program.plan
     assert isinstance(plan, Static) and cached.last.evaluations.tolist() == [len(plan.anchors)]
     with pytest.raises(InputError, match="at least one call"):

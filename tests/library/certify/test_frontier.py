@@ -13,10 +13,10 @@ from torch import Tensor
 
 from certify_cases import Interrupting, contexts
 from muninn.certify.frontier import Frontier, ladder
-from muninn.certify.scores import LEVELS, Entry
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import executed, rms_step
 from muninn.certify.paired import PairedCalls
+from muninn.certify.scores import LEVELS, Entry
 from muninn.errors import DenoiserError, InputError
 from muninn.model.planner import Planner
 from muninn.programs.table import Table

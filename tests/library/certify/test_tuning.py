@@ -7,49 +7,25 @@ import pkgutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from muninn.certify.search import EVEN, Found, Search
 
 import muninn
-from certify_cases import Interrupting, contexts
+from certify_cases import TUNE_CALLS as CALLS
+from certify_cases import TUNE_STEPS as STEPS
+from certify_cases import Interrupting, contexts, paired_calls, tuned
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import max_step, rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.tune import tune, tune_family
+from muninn.certify.tune import tune
 from muninn.errors import InputError
-from muninn.model.planner import Planner
-from muninn.programs.forecast import Forecast
-from muninn.programs.plan import Everywhere, Family, Program, Static
+from muninn.programs.methods import few_steps
+from muninn.programs.plan import AnyProgram, Everywhere, Family, Program
+from muninn.programs.spacing import sampler_states, spread_steps
+from muninn.programs.table import Table
 from muninn_bench.studies.coverage.mixture import mixture_planner
-
-CALLS, STEPS = 16, 12
-
-
-def quiet(description: str, total: int) -> Any:
-    return lambda steps: None
-
-
-def paired_calls(sampler: str = "ddim", count: int = CALLS, **changes: Any) -> PairedCalls:
-    own = mixture_planner(sampler, steps=changes.pop("steps", STEPS))
-    own = replace(own, **changes)
-    return PairedCalls(own, contexts(count), count, rms_step, 1)
-
-
-def tuned(
-    paired: PairedCalls | None = None,
-    journal: Journal | None = None,
-    *,
-    tolerance: float = 0.1,
-    share: float = 0.1,
-    objective: Any = "evaluations",
-) -> Family:
-    paired = paired_calls() if paired is None else paired
-    journal = Journal(None, {}) if journal is None else journal
-    return tune_family(paired, tolerance, share, objective=objective, journal=journal, task=quiet)
 
 
 @pytest.fixture(scope="module")
@@ -57,72 +33,57 @@ def family() -> Family:
     return tuned()
 
 
-def score(paired: PairedCalls, program: Program) -> tuple[float, float]:
+def score(paired: PairedCalls, program: AnyProgram) -> tuple[float, float]:
     """Deviation that 90% of fresh calls stay below, and mean evaluations."""
     fresh = PairedCalls(paired.planner, contexts(300, seed=9), 300, rms_step, 77)
     measured = fresh.measure(program, list(range(300)))
     return float(np.quantile(measured.deviation, 0.9)), float(measured.evaluations.mean())
 
 
-def uniform(evaluations: int, steps: int) -> Static:
-    return Static(tuple(np.unique(np.round(np.linspace(0, steps - 1, evaluations)).astype(int))))
+# -- families --------------------------------------------------------------------------------
 
 
 def test_a_family_runs_from_full_compute_to_ever_fewer_evaluations(family: Family) -> None:
-    assert isinstance(family.plans[0], Everywhere)
-    assert 4 <= len(family) <= 12
+    full = family.member(0)
+    assert isinstance(full, Program) and isinstance(full.plan, Everywhere)
+    assert family.name == "frontier" and 4 <= len(family) <= 12
+    assert len(set(family.programs)) == len(family)
     spent = [score(paired_calls(), family.member(k))[1] for k in range(len(family))]
     assert spent[0] == STEPS
-    assert all(a >= b for a, b in pairwise(spent))
-    assert spent[-1] < 0.7 * STEPS
+    assert all(a > b for a, b in pairwise(spent))
+    assert spent[-1] < 0.5 * STEPS
 
 
-def test_the_tuned_plan_is_clearly_cheaper_than_even_anchors_at_equal_deviation() -> None:
+def test_the_first_members_are_far_on_the_safe_side(family: Family) -> None:
+    assert family.search is not None
+    fewest = family.search["evaluations"]
+    assert family.member(1).most_evaluations(STEPS) >= min(1.5 * fewest, STEPS - 1)
+    assert family.member(len(family) - 1).most_evaluations(STEPS) <= max(fewest - 1, 2)
+
+
+def test_the_report_says_who_won(family: Family) -> None:
+    assert family.search is not None
+    assert family.search["notes"] == []
+    winner = next(iter(family.search["excess"]))
+    at = [m for m in family.programs if m.most_evaluations(STEPS) == family.search["evaluations"]]
+    assert winner == "fitted" and isinstance(at[0], Table) and at[0].method.startswith("fitted")
+    assert family.search["excess"][winner] <= 1.0
+
+
+def test_it_is_clearly_cheaper_than_fewer_steps_at_equal_deviation() -> None:
     paired = paired_calls(count=96, steps=40)
-    search = Search(paired, 0.05, 0.1)
-    program = search.static_family(*search.rank()).program
-    forecast = program.forecast
+    found = tuned(paired, tolerance=0.05)
+    assert found.search is not None
+    fewest = found.search["evaluations"]
+    program = next(m for m in found.programs if m.most_evaluations(40) == fewest)
     deviation, spent = score(paired, program)
-    assert deviation < 1.3 * 0.05
-
-    def fewest(forecast: Forecast) -> int:
-        """Evenly spaced evaluations that do as well on the same fresh calls."""
-        for count in range(2, 41):
-            if score(paired, Program(forecast, uniform(count, 40)))[0] <= deviation:
-                return count
-        raise AssertionError("full compute deviates from itself")
-
-    assert spent <= fewest(forecast) - 2
-    assert spent <= 0.5 * fewest(replace(forecast, order=0, look_back=False))  # the paper's reuse
-
-
-def test_of_plans_with_equally_many_evaluations_the_closest_is_taken() -> None:
-    search = Search(paired_calls(), 0.1, 0.1)
-    ranked, budget = search.rank()
-    even = [candidate for candidate in ranked if candidate.model is None]
-    assert len(even) == EVEN
-    for candidate in even:
-        assert search.program(candidate, 5).plan == uniform(5, STEPS)
-    for order in (ranked, ranked[::-1]):
-        found = search.static_family(order, budget)
-        spent, excess = search.score(found.program).evaluations, search.score(found.program).excess
-        others = [search.score(search.program(candidate, round(spent))) for candidate in ranked]
-        assert excess <= min(other.excess for other in others if other.evaluations == spent)
-
-
-@pytest.mark.parametrize("kind", ["static", "adaptive"])
-def test_the_first_member_is_far_on_the_safe_side(kind: str) -> None:
-    """In evaluations, which a threshold need not be proportional to."""
-    paired = paired_calls(steps=60)
-    search = Search(paired, 0.2, 0.1)
-    if kind == "static":
-        found: Found | None = search.static_family(*search.rank())
-    else:
-        found = search.adaptive_family([Forecast("sample", 0, True)])
-    assert found is not None
-    best = search.score(found.program).evaluations
-    first = search.score(found.family.member(1)).evaluations
-    assert first >= min(3.0 * best, 45)
+    assert spent == fewest and deviation < 1.3 * 0.05
+    states = sampler_states(paired.planner.sampler)
+    for count in range(2, 41):  # of evenly spaced steps, as many as do as well on the same calls
+        even = few_steps(paired.planner.sampler, [states[s] for s in spread_steps(40, count)])
+        if score(paired, even)[0] <= deviation:
+            break
+    assert 2 * spent < count
 
 
 def test_a_stochastic_sampler_is_tuned_too() -> None:
@@ -133,15 +94,22 @@ def test_a_stochastic_sampler_is_tuned_too() -> None:
     assert any(deviation < 0.5 and spent < STEPS for deviation, spent in scores)
 
 
+def test_groups_restrict_a_family() -> None:
+    found = tuned(groups={"fewsteps"})
+    tables = [program for program in found.programs[1:] if isinstance(program, Table)]
+    assert len(tables) == len(found) - 1
+    assert all(table.method.startswith("fewer steps") for table in tables)
+
+
 def test_an_interrupted_tuning_ends_with_the_same_family_and_runs_nothing_twice(
     tmp_path: Path, family: Family
 ) -> None:
     stopping = Interrupting(paired_calls().planner.denoiser)  # type: ignore[arg-type]
     uninterrupted = tuned(paired_calls(denoiser=stopping))
     spent, stopping.evaluations = stopping.evaluations, 0
-    assert uninterrupted == family
+    assert uninterrupted == family and uninterrupted.search == family.search
     path, interruptions = tmp_path / "tune.jsonl", 0
-    for budget in (40, 130, 77, 0):
+    for budget in (150, 400, 277, 0):
         stopping.left = budget
         try:
             found = tuned(paired_calls(denoiser=stopping), Journal(path, {}))
@@ -149,61 +117,26 @@ def test_an_interrupted_tuning_ends_with_the_same_family_and_runs_nothing_twice(
             interruptions += 1
     assert interruptions == 3
     assert found == family
-    # Each start prices segments by one full run, pairs with another, and loses one program.
-    assert stopping.evaluations <= spent + 3 * (2 * STEPS + STEPS)
+    # Each start runs full compute once, loses one program and what was carried to its anchors.
+    full = STEPS * -(-CALLS // 32)
+    assert stopping.evaluations <= spent + 3 * 4 * full
     before = stopping.evaluations
     assert tuned(paired_calls(denoiser=stopping), Journal(path, {})) == family
-    assert stopping.evaluations - before == STEPS
+    assert stopping.evaluations - before == full
 
 
 def test_a_family_survives_json(family: Family) -> None:
-    assert Family.from_json(family.to_json()) == family
+    back = Family.from_json(family.to_json())
+    assert back == family and back.search == family.search
 
 
-class Clock:
-    """Time that passes only where a call is made: so much for each kind of plan."""
-
-    def __init__(self, **seconds: float) -> None:
-        self.now, self.calls, self._seconds = 0.0, [], seconds
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def runtime_for(self, planner: Planner, program: Program) -> Any:
-        kind = type(program.plan).__name__.lower()
-
-        def run(context: Any, *, noise: Any) -> None:
-            self.calls.append(kind)
-            # The first call of the faster kind is slow, as one that compiles or captures is.
-            slow = self.calls.count(kind) == 1 and self._seconds[kind] == min(
-                self._seconds.values()
-            )
-            self.now += self._seconds[kind] * (100.0 if slow else 1.0)
-
-        return run
-
-
-@pytest.mark.parametrize("faster", ["static", "adaptive"])
-def test_the_objective_decides_between_the_two_kinds_of_plan(
-    faster: str, monkeypatch: pytest.MonkeyPatch
+def test_gates_are_not_tried_where_few_evaluations_leave_nothing_to_judge_by(
+    family: Family,
 ) -> None:
-    paired = paired_calls(count=8, steps=6)
-    search = Search(paired, 0.1, 0.1)
-    ranked, budget = search.rank()
-    kinds = {"static": search.static_family(ranked, budget)}
-    gates = search.adaptive_family(list(dict.fromkeys(c.forecast for c in ranked if c.model))[:2])
-    assert gates is not None
-    kinds["adaptive"] = gates
-    spent = {kind: search.score(found.program).evaluations for kind, found in kinds.items()}
-    clock = Clock(**{kind: 1.0 if kind == faster else 2.0 for kind in kinds})
-    monkeypatch.setattr("muninn.certify.paired.time", clock)
-    monkeypatch.setattr("muninn.certify.tune.runtime_for", clock.runtime_for)
+    assert all(isinstance(program, Table) for program in family.programs[1:])
 
-    assert tuned(paired, objective="time") == kinds[faster].family
-    assert sorted(clock.calls) == ["adaptive"] * 7 + ["static"] * 7
-    clock.calls.clear()
-    assert tuned(paired, objective="evaluations") == kinds[min(spent, key=spent.__getitem__)].family
-    assert clock.calls == []  # nothing is timed where time does not matter
+
+# -- the verb ----------------------------------------------------------------------------------
 
 
 def test_the_public_verb_takes_contexts_or_a_number() -> None:
@@ -246,5 +179,7 @@ def test_bad_arguments_name_what_is_allowed() -> None:
     for share in (-0.1, 1.0, float("nan")):
         with pytest.raises(InputError, match=r"share must lie in \[0, 1\)"):
             tuned(share=share)
+    with pytest.raises(InputError, match=r"no program with fewer evaluations .* use it as it is"):
+        tuned(paired_calls(steps=2))
     with pytest.raises(InputError, match="at least one call"):
         tune(mixture_planner("ddim"), 0, tolerance=0.1, progress=False)

@@ -18,7 +18,7 @@ import loop_cases as cases
 from muninn.certify.cached import cache
 from muninn.certify.calibrate import calibrate
 from muninn.certify.metrics import rms_step
-from muninn.certify.risk import choose_member
+from muninn.certify.risk import order_statistic, scan_members
 from muninn.errors import InputError
 from muninn.loop.deadline import DeadlinePlanner, LatencyLog, Times, Timing, machine, measure_times
 from muninn.loop.escalation import Needs
@@ -216,17 +216,22 @@ def test_members_beyond_the_certified_one_are_refused() -> None:
 
 
 def test_even_the_worst_choice_of_a_member_keeps_the_promise() -> None:
-    """The promise bounds the maximum over members, so that a call may choose by the time left.
+    """Calls choose by the time left where the promise bounds the maximum over members too.
 
     Members violate independently, 1.75% each: the worst choice among k does with probability
     1 - 0.9825^k, 0.1005 for k = 6, and 95% of the calibrations must keep that at most 0.1.
     """
     generator = np.random.default_rng(5)
-    trials, chosen = 600, []
+    trials, chosen, issued = 600, [], cases.certificate()
+    allowed = order_statistic(200, 0.1, 0.95) - 1
     for _ in range(trials):
         excess = np.where(generator.random((200, 12)) < 0.0175, 2.0, 0.5)
         excess[:, 0] = 0.0  # full compute
-        chosen.append(choose_member(excess, 0.1, 0.95))
+        found = scan_members(([column] for column in excess.T), 200, allowed, running=False)
+        free = found.choosable(allowed) - 1
+        chosen.append(free)
+        offered = replace(issued, member=found.accepted - 1, choosable=free).choices()
+        assert offered in ([0, found.accepted - 1], list(range(free + 1)))
     risk = 1.0 - 0.9825 ** np.array(chosen)
     broken = np.mean(risk > 0.1)
     assert broken <= 0.05 + 3.0 * (0.05 * 0.95 / trials) ** 0.5
@@ -242,6 +247,26 @@ def test_a_call_may_choose_among_full_compute_and_all_members_up_to_the_certifie
     plans = [programs.run(Request(k, CONTEXT, (3,))).trajectories for k in programs.members()]
     deviation = [float(rms_step(full, plan)[0]) for plan in plans]
     assert deviation[0] == 0.0 < deviation[1] < deviation[2]  # all on the same noise
+
+
+def test_a_deadline_chooses_only_among_what_the_certificate_lets_a_call_choose() -> None:
+    plan, _, _ = _setup()
+    fast = plan.programs.fast
+    assert fast.certificate is not None and fast.certificate.choosable == plan.programs.member == 2
+    assert plan.choose(0.0501) == 1
+    fast.certificate = replace(fast.certificate, choosable=1)
+    assert list(plan.programs.members()) == [0, 2]
+    assert [plan.choose(seconds) for seconds in (0.0601, 0.0501, 0.0301, 0.001)] == [0, 2, 2, None]
+
+
+def test_members_that_are_tables_take_as_many_evaluations_as_they_have_states() -> None:
+    programs = CertifiedPrograms(cases.fast("open", "tables"), accept_all)
+    assert list(programs.members()) == [0, 1, 2, 3]
+    assert [programs.most_evaluations(member) for member in programs.members()] == [6, 5, 4, 3]
+    for member in programs.members():
+        record = programs.run(Request(member, CONTEXT, (3,))).record
+        assert record.evaluations.tolist() == [programs.most_evaluations(member)]
+        assert (record.rank is not None) == (member == 3)
 
 
 def test_a_closed_loop_promise_is_about_one_member() -> None:

@@ -25,10 +25,10 @@ def feasible(plan: torch.Tensor, context: object) -> bool:
     return bool(plan.norm(dim=1).max() < 2.2)
 
 
-def build(seed: int, machine: Escalation = MACHINE) -> Supervisor:
+def build(seed: int, machine: Escalation = MACHINE, programs: str = "loops") -> Supervisor:
     """The supervisor to be deployed, for one episode; no deadline binds here."""
-    programs = CertifiedPrograms(cases.fast("closed"), feasible)
-    runner = InProcess(programs, cases.VirtualClock())
+    certified = CertifiedPrograms(cases.fast("closed", programs), feasible)
+    runner = InProcess(certified, cases.VirtualClock())
     return Supervisor(runner, machine, budget=1.0, seed=seed)
 
 
@@ -42,7 +42,18 @@ def drive(supervise: Supervise, seed: int) -> None:
             context = context + command.action.factor * move
 
 
-def test_the_escalated_program_is_certified_by_episodes_of_its_own() -> None:
+BOTH = pytest.mark.parametrize("programs", ["loops", "tables"])
+
+
+def tolerance(programs: str) -> float:
+    """Of the certificate that is escalated."""
+    found = cases.certificate("closed", programs).tolerance
+    assert found is not None
+    return found
+
+
+@BOTH
+def test_the_escalated_program_is_certified_by_episodes_of_its_own(programs: str) -> None:
     commands: list[Command] = []
 
     def watched(supervise: Supervise, seed: int) -> None:
@@ -53,7 +64,12 @@ def test_the_escalated_program_is_certified_by_episodes_of_its_own() -> None:
         drive(watching, seed)
 
     verdict = certify_escalated(
-        build, watched, EPISODES, planner=cases.planner(), tolerance=cases.TOLERANCE, risk=0.2
+        lambda seed: build(seed, programs=programs),
+        watched,
+        EPISODES,
+        planner=cases.planner(),
+        tolerance=tolerance(programs),
+        risk=0.2,
     )
     done = {command.action.source for command in commands if isinstance(command.action, Execute)}
     assert done == {"cached", "resampled", "full"}
@@ -65,7 +81,10 @@ def test_the_escalated_program_is_certified_by_episodes_of_its_own() -> None:
     assert "At most 20.0% of new episodes" in verdict.promise()
 
 
-def test_the_deviation_is_that_of_the_executed_plan_from_full_compute_on_its_own_noise() -> None:
+@BOTH
+def test_the_deviation_is_that_of_the_executed_plan_from_full_compute_on_its_own_noise(
+    programs: str,
+) -> None:
     planner = cases.planner()
     by_hand: list[float] = []
 
@@ -85,10 +104,16 @@ def test_the_deviation_is_that_of_the_executed_plan_from_full_compute_on_its_own
         drive(watching, seed)
         by_hand.append(max(worst))
 
+    limit = tolerance(programs)
     verdict = certify_escalated(
-        build, watched, EPISODES, planner=planner, tolerance=cases.TOLERANCE, risk=0.2
+        lambda seed: build(seed, programs=programs),
+        watched,
+        EPISODES,
+        planner=planner,
+        tolerance=limit,
+        risk=0.2,
     )
-    np.testing.assert_allclose(verdict.excess * cases.TOLERANCE, by_hand, rtol=1e-6)
+    np.testing.assert_allclose(verdict.excess * limit, by_hand, rtol=1e-6)
     assert max(by_hand) > 0.0
 
 
@@ -107,7 +132,8 @@ def test_a_promise_that_is_broken_is_not_given() -> None:
     assert verdict.promise().startswith("No promise")
 
 
-def test_an_override_on_the_same_noise_never_deviates_more_in_open_loop() -> None:
+@BOTH
+def test_an_override_on_the_same_noise_never_deviates_more_in_open_loop(programs: str) -> None:
     """So a certificate of single calls covers full-compute overrides without a new calibration."""
     override = Escalation(
         warn=0.3, resample=0.3, full=0.3, clear=0.2, allowed=VARIANTS["full-override"]
@@ -119,7 +145,7 @@ def test_an_override_on_the_same_noise_never_deviates_more_in_open_loop() -> Non
         context = cases.starts(1, call)
         found = []
         for machine in (never, override):
-            command = build(call, machine).supervise(Observation(context, 0.0), 0.0)
+            command = build(call, machine, programs).supervise(Observation(context, 0.0), 0.0)
             if command.plan is None or command.seed is None:
                 break
             full = planner.sample(context, noise=planner.draw_noise(seeds=[command.seed]))

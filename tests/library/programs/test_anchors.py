@@ -20,6 +20,7 @@ from muninn.programs.anchors import (
     SegmentModel,
     anchor_positions,
     cheapest_anchors,
+    full_chain,
     prediction_grams,
     segment_costs,
 )
@@ -41,24 +42,35 @@ def example(name: str = "ddim") -> Planner:
 
 def gram_of(planner: Planner, quantity: str) -> FloatArray:
     noise = planner.draw_noise(5, generator=torch.Generator().manual_seed(0))
-    return prediction_grams(planner, None, noise)[quantity]  # type: ignore[index]
+    chain = full_chain(planner, None, noise, 5, 32)
+    return prediction_grams(planner, chain)[quantity]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("name", ["ddim", "ddpm", "euler"])
-def test_grams_hold_the_inner_products_of_full_computes_predictions(name: str) -> None:
+@pytest.mark.parametrize(("keep", "batch"), [(5, 5), (3, 2), (1, 4)])
+def test_grams_hold_the_inner_products_of_full_computes_predictions(
+    name: str, keep: int, batch: int
+) -> None:
     planner = example(name)
     counting = Counting(planner.denoiser)
     noise = planner.draw_noise(5, generator=torch.Generator().manual_seed(0))
-    grams = prediction_grams(Planner(counting, planner.sampler, planner.shape), None, noise)
-    assert counting.rows == [5] * STEPS  # one full run prices everything
+    counted = Planner(counting, planner.sampler, planner.shape)
+    chain = full_chain(counted, None, noise, keep, batch)
+    grams = prediction_grams(counted, chain)
+    rows = [batch] * (5 // batch) + [5 % batch] * (5 % batch > 0)
+    assert counting.rows == [count for count in rows for _ in range(STEPS)]  # one full run
+    full = planner.sample(noise=noise)
+    torch.testing.assert_close(chain.states[-1], full)
+    torch.testing.assert_close(chain.states[0], noise.initial)
+    assert chain.states.shape == (STEPS + 1, 5, *planner.shape)
     x, chains = noise.initial, {kind: [] for kind in planner.sampler.kinds}
     for step in range(STEPS):
         prediction = planner.denoiser(x, planner.timestep(step, 5), None)
-        for kind, chain in chains.items():
-            chain.append(planner.sampler.convert(x, prediction, step, kind))
+        for kind, predicted in chains.items():
+            predicted.append(planner.sampler.convert(x, prediction, step, kind))
         x = planner.advance(x, prediction, step, noise.at(step, slice(None)), None)
-    for kind, chain in chains.items():
-        values = torch.stack(chain, dim=1).double().flatten(2)
+    for kind, predicted in chains.items():
+        values = torch.stack(predicted, dim=1)[:keep].double().flatten(2)
         expected = torch.einsum("csi,cui->csu", values, values) / planner.shape[0]
         np.testing.assert_allclose(grams[kind], expected, rtol=1e-4, atol=1e-4)
 
