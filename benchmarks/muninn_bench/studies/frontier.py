@@ -9,7 +9,7 @@ a method and tolerance; all three are kept when the study is started again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,7 @@ import safetensors.torch
 from torch import Tensor
 
 from muninn.certify.certificate import library_versions
-from muninn.certify.frontier import Entry, Frontier
+from muninn.certify.frontier import Entry
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import resolve
 from muninn.certify.paired import PairedCalls, call_seed
@@ -27,7 +27,6 @@ from muninn.certify.risk import require_units
 from muninn.certify.scan import Measuring, Scan
 from muninn.certify.tune import frontier_family
 from muninn.certify.units import OpenLoop
-from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.identity.digest import digest
@@ -38,16 +37,16 @@ from muninn.parallel import Map
 from muninn.programs.anchors import Chain
 from muninn.programs.methods import methods
 from muninn.programs.plan import Family
-from muninn.programs.spacing import sampler_states, spread_steps
 from muninn.progress import Task as Bars
 from muninn.progress import bars
+from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative, Searched
 from muninn_bench.measure.rollout import random_contexts, roll_out
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.task import Stream, Task, context_rows
 
 OURS = "frontier"
-ALTERNATIVES = ("fewsteps", "dpmsolver", "unipc", "taylor", "adams", "heun")
+ALTERNATIVES = (*NAMES, *OF_FLOWS)
 RISK, CONFIDENCE = 0.05, 0.95
 
 FACTORS = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -68,25 +67,13 @@ class Sizes:
     test: int = 2048
 
 
-class Rescaled(Frontier):
+class Rescaled(Searched):
     """A frontier of deviations, which any tolerance can be held against: the search is done once.
 
     ``limit`` is the tolerance in force; programs are ranked in the same order under any.
     """
 
-    def __init__(
-        self,
-        paired: PairedCalls,
-        share: float,
-        journal: Journal,
-        advance: Callable[[int], None],
-        group: str | None,
-        chain: Chain | None,
-    ) -> None:
-        super().__init__(paired, 1.0, share, journal, advance, None if group is None else {group})
-        self.limit = 1.0
-        if chain is not None:
-            self.chain = chain
+    limit = 1.0
 
     def keeps(self, excess: FloatArray) -> bool:
         """As of a frontier whose tolerance is the limit."""
@@ -97,10 +84,6 @@ class Rescaled(Frontier):
         entry = super().best(count, move)
         judged = self.excess(entry.program)[:-1][self.judges]
         return replace(entry, kept=self.keeps(judged))
-
-    def published(self, count: int) -> list[Entry]:
-        """The same; a method that evaluates twice a step gets one more than an even number."""
-        return super().published(count | all(method.twice for method in self.methods.values()))
 
 
 def contexts_of(task: Task, variant: str, sizes: Sizes, folder: Path, seed: int) -> list[Tensor]:
@@ -121,15 +104,13 @@ def contexts_of(task: Task, variant: str, sizes: Sizes, folder: Path, seed: int)
 
 def _driven_contexts(task: Task, variant: str, stream: Stream, count: int, seed: int) -> Tensor:
     planner = task.planner(variant)
-    offered, states = methods(planner.sampler), sampler_states(planner.sampler)
-    chosen = [states[step] for step in spread_steps(len(states), min(DRIVEN, len(states)))]
-    method = offered.get("dpmsolver-2", offered["fewsteps"])
-    runtime = runtime_for(planner, method.build(planner.sampler, chosen))
+    name = "fewsteps" if planner.sampler.flow else "dpmsolver"
+    fast = Alternative.untuned(name, planner, min(DRIVEN, len(planner.sampler)))
     with bars(True) as bar:
         drives = roll_out(
             task,
             variant,
-            lambda context, noise: runtime(context, noise=noise),
+            fast.run(planner),
             stream,
             count,
             seed=call_seed(seed, stream, 2),
@@ -208,15 +189,12 @@ def run_frontier(
     path = folder / "cells.csv"
     lines = read_csv(path)
     done = {(line["method"], line["tolerance"]) for line in lines}
-    groups = {method.group for method in methods(planner.sampler).values()}
+    known = {OURS, *(method.group for method in methods(planner.sampler).values())}
     chain: Chain | None = None
     with bars(progress) as bar:
-        for name in (name for name in names if name == OURS or name in groups):
-            advance, group = (
-                bar(f"tune {name}: programs tried", None),
-                None if name == OURS else name,
-            )
-            frontier = Rescaled(tune, allowed / certify.count, journal, advance, group, chain)
+        for name in (name for name in names if name in known):
+            groups, advance = None if name == OURS else {name}, bar(f"tune {name}: programs", None)
+            frontier = Rescaled(tune, 1.0, allowed / certify.count, journal, groups, chain, advance)
             for tolerance in limits:
                 frontier.limit = tolerance  # all in turn: what one visits, the next starts from
                 family = frontier_family(frontier, gates=name == OURS)

@@ -152,11 +152,9 @@ def _fewer(programs: ClosedLoopPrograms) -> str:
     found = programs.fewer
     if found is None:
         return ""
-    name = TITLES.get(found.name, found.name)
-    name = name if found.name == "fewsteps" else f"{name}, order {found.order}"
     return (
-        f"Fewer steps: {name}, {found.evaluations} evaluations, the best of the alternatives on "
-        f"{found.calls} tuning calls ({found.spacing}). "
+        f"Fewer steps: {TITLES.get(found.name, found.name)} ({found.table}), the best of the "
+        f"alternatives on {found.calls} tuning calls. "
     )
 
 

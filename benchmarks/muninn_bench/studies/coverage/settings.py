@@ -79,7 +79,7 @@ class Setting:
         if self.adaptive:
             plans = [Adaptive(threshold, dense=2) for threshold in _THRESHOLDS]
         name = "adaptive" if self.adaptive else "static"
-        return Family(Forecast("sample", self.order), (Everywhere(), *plans), name)
+        return Family.of(Forecast("sample", self.order), (Everywhere(), *plans), name)
 
     def planner(self, calls_per_row: int | None = None) -> Planner:
         """The planner, for single calls or for many calls in a row."""
