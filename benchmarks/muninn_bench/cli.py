@@ -13,6 +13,7 @@ from muninn.errors import InputError
 from muninn_bench.commands import (
     Seed,
     Smoke,
+    Variant,
     ablate,
     checks,
     command_line,
@@ -34,9 +35,6 @@ for _study in (fly, ablate, frontier, monitor, coverage, latency, checks, soak):
     app.command()(_study)
 
 TaskOption = Annotated[str, typer.Option("--task", help="A task; `muninn-bench tasks` lists them.")]
-VariantOption = Annotated[
-    str | None, typer.Option("--variant", help="A planner of the task; its first by default.")
-]
 RiskOption = Annotated[float, typer.Option(help="Share of calls that may exceed the tolerance.")]
 
 
@@ -64,7 +62,7 @@ def tasks() -> None:
 @app.command()
 def compare(
     task: TaskOption,
-    variant: VariantOption = None,
+    variant: Variant = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder; runs/compare/TASK/VARIANT by default.")
     ] = None,
@@ -138,7 +136,7 @@ def demo(
 @app.command()
 def few_steps(
     task: TaskOption,
-    variant: VariantOption = None,
+    variant: Variant = None,
     out: Annotated[Path, typer.Option(help="Table to write.")] = Path("runs/few_steps.csv"),
     calls: Annotated[int, typer.Option(help="Held-out calls.")] = 220,
     count: Annotated[
@@ -189,7 +187,7 @@ def data(
 @app.command()
 def train(
     task: TaskOption,
-    variant: VariantOption = None,
+    variant: Variant = None,
     data: Annotated[Path | None, typer.Option(help="Data; data/TASK.npz by default.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder; runs/train/TASK by default.")] = None,
     minutes: Annotated[float | None, typer.Option(help="Budget of the whole training.")] = None,

@@ -18,6 +18,9 @@ console = Console()
 
 Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
 Smoke = Annotated[bool, typer.Option("--smoke", help="A miniature, under runs/.")]
+Variant = Annotated[
+    str | None, typer.Option("--variant", help="A planner of the task; its first by default.")
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Results = Annotated[Path, typer.Option("--out", help="Result folder.")]
 LATENCY = Path("results/latency")
@@ -35,9 +38,7 @@ def tell(lines: Iterable[object]) -> None:
 
 
 def ablate(
-    out: Annotated[Path, typer.Option(help="Folder for tables and plots.")] = Path(
-        "results/ablation"
-    ),
+    out: Results = Path("results/ablation"),
     raw: Annotated[Path, typer.Option(help="Folder for raw cells; what it holds is kept.")] = Path(
         "runs/ablation"
     ),
@@ -45,7 +46,7 @@ def ablate(
     variant: Annotated[
         str | None, typer.Option(help="Of maze2d, diffuser or transformer; both by default.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Device = "cpu",
     measure: Annotated[
         bool, typer.Option(help="Measure what is missing; without it only tables and plots.")
     ] = True,

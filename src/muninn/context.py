@@ -35,11 +35,7 @@ def _map(change: Callable[..., Any], first: Context, *others: Context) -> Contex
 
 
 def _like_mapping(mapping: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """The values in a mapping of the same type; in a dict where a kind of dict is not made so.
-
-    Raises:
-        InputError: the mapping holds tensors, and one of its type cannot be made from a dict.
-    """
+    """The values in a mapping of the same type; in a dict where a kind of dict is not made so."""
     kind: Any = type(mapping)
     if kind is dict:
         return values
@@ -90,11 +86,7 @@ def concatenate(contexts: list[Context]) -> Context:
 
 
 def batch_size(context: Context) -> int | None:
-    """Rows of the context, or None if it holds no tensor.
-
-    Raises:
-        InputError: if tensors disagree, are 0-dimensional, or hold no row.
-    """
+    """Rows of the context, None without tensors; InputError if they disagree or have no rows."""
     size: int | None = None
     first = ""
     for path, tensor in tensors(context):
@@ -163,9 +155,8 @@ def form(context: Context, path: str = "context") -> dict[str, Any]:
 def require_rows(context: Context) -> int:
     """Rows of a context that holds one call a row.
 
-    Raises:
-        InputError: it holds no tensor, or looks like something else: one call without a row
-            dimension, a list of contexts, numpy arrays.
+    Raises InputError where it holds no tensor, or looks like something else: one call without a row
+    dimension, a list of contexts, numpy arrays.
     """
     arrays = [each for each in _parts(context) if isinstance(each[1], np.ndarray) and each[1].ndim]
     rows = batch_size(context)

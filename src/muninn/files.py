@@ -27,12 +27,8 @@ def write_whole(path: str | Path, content: Content) -> Path:
     step: a power cut leaves the old content or the new one, and of several threads or processes
     that write one path at once each succeeds, and the last one stays. A new file gets the
     permissions that the umask allows, one that is replaced hands on its own. Missing folders are
-    made.
-
-    Raises:
-        OSError: the file cannot be written.
-        BaseException: whatever ``content`` raised, or an interruption. The old file is then
-            untouched, and the temporary one is removed.
+    made. After an OSError, whatever ``content`` raised, or an interruption, the old file is
+    untouched, and the temporary one is removed.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

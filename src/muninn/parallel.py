@@ -37,10 +37,8 @@ class Map(AbstractContextManager["Map"]):
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results in the order of items, which may be endless and are taken as results are.
 
-        The function sees one item alone; what it stores on itself may be lost.
-
-        Raises:
-            Exception: what the function raised; its ``__cause__`` names the item by its index.
+        The function sees one item alone; what it stores on itself may be lost. What it raises is
+        raised here, with a ``__cause__`` that names the item by its index.
         """
         for index, item in enumerate(items):
             try:
@@ -58,11 +56,8 @@ class Processes(Map):
 
     Function, items and results are pickled, the function once for each :meth:`map`. A script that
     uses it needs the usual ``if __name__ == "__main__":``. Ctrl-C, an exception and the death of
-    this process end the workers.
-
-    Raises:
-        InputError: ``workers`` is below 1, or the function cannot be pickled.
-        MuninnError: a worker died.
+    this process end the workers. A function that cannot be pickled is an InputError, a worker that
+    died a MuninnError.
     """
 
     def __init__(self, workers: int) -> None:

@@ -27,7 +27,7 @@ SETTING: Setting = SETTINGS[0]
 TOLERANCE = SETTING.tolerance
 FAMILY: Family = SETTING.family
 STEPS = 20
-SHORT_FAMILY = Family(  # for six steps, where episodes are driven one call at a time
+SHORT_FAMILY = Family.of(  # for six steps, where episodes are driven one call at a time
     Forecast("sample", 0, False),
     (Everywhere(), Static((0, 1, 2, 4, 5)), Static((0, 2, 5)), Static((0, 5))),
     "static",
@@ -63,7 +63,7 @@ def drive(plan: PlanFunction, seed: int) -> None:
         context = next_contexts(context, plan(context))
 
 
-class TableUnits:
+class GivenUnits:
     """Toy units whose excess under each member is given, (units, members)."""
 
     loop = "open"

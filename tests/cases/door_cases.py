@@ -22,7 +22,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ENGINES: tuple[Engine, ...] = ("eager", "compile")
 if torch.cuda.is_available():
     ENGINES = ("eager", "graph", "compile")
-FAMILY = Family(
+FAMILY = Family.of(
     Forecast("sample", 1),
     (Everywhere(), Static((0, 1, 2, 3, 4, 6, 8, 10, 11)), Static((0, 1, 2, 4, 7, 11))),
     "static",

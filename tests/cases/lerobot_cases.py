@@ -59,7 +59,7 @@ def certify(policy: Any) -> Certificate:
     """Whatever its accuracy: the most aggressive of two plans."""
     last = policy.diffusion.num_inference_steps - 1
     few, fewer = (0, 1, 2, 5, 8, 12, last), (0, 1, 4, 9, last)
-    family = Family(
+    family = Family.of(
         Forecast("sample", 1, True), (Everywhere(), Static(few), Static(fewer)), "static"
     )
     return muninn.calibrate(

@@ -116,7 +116,7 @@ def observation(seed: int, rows: int = 1) -> dict[str, Tensor]:
 
 def certify(policy: Any) -> Certificate:
     """Whatever its accuracy: a plan of 5 of 10 steps."""
-    family = Family(
+    family = Family.of(
         Forecast("velocity", 1, True), (Everywhere(), Static((0, 1, 2, 5, 9))), "static"
     )
     return muninn.calibrate(

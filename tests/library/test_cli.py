@@ -27,7 +27,7 @@ from muninn.programs.plan import Everywhere, Family, Static
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     planner = mixture_planner(ddim(Schedule.cosine(10), kind="sample"), (8, 2))
-    family = Family(Forecast("sample", 1), (Everywhere(), Static((0, 1, 3, 6, 9))), "static")
+    family = Family.of(Forecast("sample", 1), (Everywhere(), Static((0, 1, 3, 6, 9))), "static")
     made = muninn.calibrate(planner, 60, tolerance=0.5, risk=0.1, family=family, progress=False)
     return made.save(tmp_path / "toy.muninn.safetensors")
 

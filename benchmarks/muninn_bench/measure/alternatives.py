@@ -8,32 +8,29 @@ test calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from muninn.certify.frontier import Entry, Frontier
-from muninn.certify.journal import Journal
+from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import Tolerance
 from muninn.certify.paired import PairedCalls
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-from muninn.programs.anchors import Chain
 from muninn.programs.methods import Method, methods
 from muninn.programs.spacing import sampler_states, spread_steps
 from muninn.programs.table import Table
-from muninn.progress import Advance, silent
 from muninn_bench.measure.protocol import Run
 
 Sample = Callable[..., Tensor]
 """``sample(context, noise=noise)``: trajectories (batch, horizon, dim)."""
 
-FEWSTEPS, TAYLOR = "fewsteps", "taylor"
+FEWSTEPS, TAYLOR, HEUN = "fewsteps", "taylor", "heun"
 NAMES = (FEWSTEPS, "dpmsolver", "unipc", TAYLOR)
-OF_FLOWS = ("adams", "heun")
+OF_FLOWS = ("adams", HEUN)
 """Alternatives of flows only: for a diffusion the solvers above were made from them."""
 
 
@@ -105,28 +102,6 @@ def _evenly(planner: Planner, method: Method, count: int) -> Table:
     return method.build(planner.sampler, [states[step] for step in chosen])
 
 
-class Searched(Frontier):
-    """A frontier that takes the full trajectories of another one instead of computing its own."""
-
-    def __init__(
-        self,
-        paired: PairedCalls,
-        tolerance: Tolerance,
-        share: float,
-        journal: Journal,
-        groups: Collection[str] | None,
-        chain: Chain | None,
-        advance: Advance = silent,
-    ) -> None:
-        super().__init__(paired, tolerance, share, journal, advance, groups)
-        if chain is not None:
-            self.chain = chain
-
-    def published(self, count: int) -> list[Entry]:
-        """The same; methods that evaluate twice a step get one more than an even number."""
-        return super().published(count | all(method.twice for method in self.methods.values()))
-
-
 class AlternativeSearch:
     """The best of every alternative at a number of evaluations; a function of its calls alone.
 
@@ -135,36 +110,26 @@ class AlternativeSearch:
     """
 
     def __init__(self, paired: PairedCalls, tolerance: Tolerance, share: float) -> None:
-        self._paired, self._tolerance, self._share = paired, tolerance, share
-        self._journal = Journal()
-        self._frontiers: dict[str, Searched] = {}
+        self._names = available(paired.planner)
+        self._all = Frontier(paired, tolerance, share, groups=self._names)
+        self._frontiers: dict[str, Frontier] = {}
 
     def best(self, count: int, names: Sequence[str] | None = None) -> dict[str, Alternative]:
-        """Every alternative at ``count`` evaluations a call, tuned.
+        """Every alternative at ``count`` evaluations a call, tuned; Heun at one more if that is
+        even.
 
         ``count`` is at least 2 and at most the sampler's steps; ``names`` are by default all that
         the sampler has.
         """
         found = {}
-        for name in names or available(self._paired.planner):
-            entry = self._frontier(name).best(count)
+        for name in names or self._names:
+            if name not in self._frontiers:
+                _of_group(self._all.planner, name)
+                self._frontiers[name] = self._all.restricted({name})
+            entry = self._frontiers[name].best(count | (name == HEUN))
             assert isinstance(entry.program, Table)
-            found[name] = Alternative(name, entry.program, entry.excess, self._paired.count)
+            found[name] = Alternative(name, entry.program, entry.excess, self._all.paired.count)
         return found
-
-    def _frontier(self, name: str) -> Searched:
-        if name not in self._frontiers:
-            _of_group(self._paired.planner, name)
-            first = next(iter(self._frontiers.values()), None)
-            self._frontiers[name] = Searched(
-                self._paired,
-                self._tolerance,
-                self._share,
-                self._journal,
-                {name},
-                None if first is None else first.chain,
-            )
-        return self._frontiers[name]
 
 
 def available(planner: Planner) -> tuple[str, ...]:

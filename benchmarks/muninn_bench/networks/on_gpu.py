@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -58,16 +59,15 @@ def use_matrix_products(network: nn.Module) -> None:
 def moved(planner: Planner, device: str) -> Planner:
     """The planner on a device, with a copy of its network there; itself on its own device.
 
-    On a GPU convolutions are matrix products, and nothing rounds to ten bits.
+    On a GPU convolutions are matrix products in CUDA graphs, and nothing rounds to ten bits.
     """
     if torch.device(device).type == planner.device.type:
         return planner
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
     denoiser = copy.deepcopy(planner.denoiser)
     for part in vars(denoiser).values():
         if isinstance(part, nn.Module):
-            use_matrix_products(part.to(device))
+            part.forward = _in_graphs(copy.deepcopy(part).to(device))
+            part.to(device)
     return replace(planner, denoiser=denoiser, device=torch.device(device))
 
 
@@ -79,15 +79,20 @@ def evaluate_on_gpu(planner: Planner) -> bool:
     network = getattr(planner.denoiser, "network", None)
     if network is None or not torch.cuda.is_available():
         return False
+    network.forward = _in_graphs(copy.deepcopy(network).to("cuda"))
+    return True
+
+
+def _in_graphs(network: nn.Module) -> Callable[..., Tensor]:
+    """The forward of a network on a GPU, in full precision, captured once per number of rows."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    fast = copy.deepcopy(network).to("cuda")
-    use_matrix_products(fast)
+    use_matrix_products(network)
 
     @functools.cache  # unlike a dictionary not looked into by certificates: buffers always change
     def captured(*inputs: tuple[tuple[int, ...], torch.dtype]) -> tuple[Any, Tensor, list[Tensor]]:
         buffers = [torch.zeros(shape, dtype=dtype, device="cuda") for shape, dtype in inputs]
-        graph, found = capture(lambda: fast(*buffers), torch.device("cuda"))
+        graph, found = capture(lambda: network(*buffers), torch.device("cuda"))
         return graph, found, buffers
 
     @torch.no_grad()
@@ -99,7 +104,6 @@ def evaluate_on_gpu(planner: Planner) -> bool:
         for buffer, one in zip(buffers, given, strict=True):
             buffer[:rows].copy_(one)
         graph.replay()
-        return found[:rows].to(given[0].device)
+        return found[:rows].to(given[0].device, copy=True)
 
-    network.forward = forward
-    return True
+    return forward

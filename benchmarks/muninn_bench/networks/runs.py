@@ -33,6 +33,9 @@ class Runs:
     state_channels: int  # leading channels that are inpainted at start and goal
 
 
+_SCALARS = ("frame_seconds", "position_channels", "state_channels")
+
+
 def save_runs(path: Path, runs: Runs) -> None:
     """Write runs as 16-bit shares of each channel's largest value, differenced along time.
 
@@ -47,9 +50,7 @@ def save_runs(path: Path, runs: Runs) -> None:
         differences=np.ascontiguousarray(codes.T),
         largest=largest,
         offsets=runs.offsets,
-        frame_seconds=runs.frame_seconds,
-        position_channels=runs.position_channels,
-        state_channels=runs.state_channels,
+        **{name: getattr(runs, name) for name in _SCALARS},
     )
     write_whole(path, store)
 
@@ -73,9 +74,7 @@ def load_runs(path: Path) -> Runs:
         return Runs(
             frames=(codes.T / 32767.0 * stored["largest"]).astype(np.float32),
             offsets=stored["offsets"],
-            frame_seconds=float(stored["frame_seconds"]),
-            position_channels=int(stored["position_channels"]),
-            state_channels=int(stored["state_channels"]),
+            **{name: stored[name].item() for name in _SCALARS},
         )
 
 

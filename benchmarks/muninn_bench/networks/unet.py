@@ -1,4 +1,4 @@
-"""The planner's network: a temporal U-Net that predicts the clean plan from a noisy one.
+"""The planner's network: a temporal U-Net that predicts the clean plan, or the noise in it.
 
 The network sees plans as ``(batch, horizon, channels)`` and works on ``(batch, width, time)``
 inside. Start and goal are inpainted in its input, so it takes no other context. ``forward`` is
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +35,7 @@ class UnetConfig:
     kernel: int = 5  # odd
     time_width: int = 128
     heads: int = 4
+    predicts: Kind = "sample"  # or "epsilon"
 
 
 class TimeEmbedding(nn.Module):
@@ -123,17 +123,19 @@ def attend(projected: Tensor, heads: int) -> Tensor:
 
 
 class TemporalUnet(nn.Module):
-    """Temporal U-Net of the Diffuser family, predicting the clean plan.
+    """Temporal U-Net of the Diffuser family, predicting the clean plan or its noise.
 
-    The output is ``skip[t] * x + gain[t] * F(x, t)`` with the coefficients of Karras et al. (2022),
-    table 1, written for ``x = sqrt(abar) x0 + sqrt(1 - abar) noise``: the best linear denoiser of
-    data of spread 0.5 plus a learned correction of unit scale. From outside it predicts x0.
+    The output is ``skip[t] * x + gain[t] * F(x, t)``. A network that predicts ``sample`` has the
+    coefficients of Karras et al. (2022), table 1, written for ``x = sqrt(abar) x0 + sqrt(1 - abar)
+    noise``: the best linear denoiser of data of spread 0.5 plus a learned correction of unit scale.
+    One that predicts ``epsilon`` has skip 0 and gain 1: its layers give the noise directly, as in
+    DDPM and Diffusion Policy.
 
     Raises:
-        InputError: the horizon cannot be halved often enough, or a width is not a multiple of 8.
+        InputError: the horizon cannot be halved often enough, a width is not a multiple of 8, or
+            the prediction is another kind.
     """
 
-    predicts: ClassVar[Kind] = "sample"
     skip: Tensor
     gain: Tensor
 
@@ -145,11 +147,9 @@ class TemporalUnet(nn.Module):
         if any(width % 8 for width in config.widths) or config.widths[-1] % config.heads:
             raise InputError(f"widths {config.widths} must be multiples of 8 and of the heads")
         self.config, self.horizon = config, horizon
-        signal = torch.from_numpy(schedule.alpha_bar)
-        total = signal * DATA_SPREAD**2 + 1.0 - signal
-        skip, gain = signal.sqrt() * DATA_SPREAD**2 / total, ((1 - signal) / total).sqrt()
+        skip, gain = _output_scaling(config.predicts, torch.from_numpy(schedule.alpha_bar))
         self.register_buffer("skip", skip.float(), persistent=False)
-        self.register_buffer("gain", (gain * DATA_SPREAD).float(), persistent=False)
+        self.register_buffer("gain", gain.float(), persistent=False)
         widths, kernel, time_width = config.widths, config.kernel, config.time_width
 
         self.time = TimeEmbedding(time_width)
@@ -179,6 +179,11 @@ class TemporalUnet(nn.Module):
         self.normalise_out = nn.GroupNorm(8, widths[0])
         self.project_out = nn.Conv1d(widths[0], config.channels, kernel, padding=kernel // 2)
 
+    @property
+    def predicts(self) -> Kind:
+        """``sample``, the clean plan, or ``epsilon``, the noise."""
+        return self.config.predicts
+
     def stem(self, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
         """Map a noisy plan to features ``(batch, width, horizon)``; depth 2 is the deeper stem."""
         time = self.time(t)
@@ -188,7 +193,7 @@ class TemporalUnet(nn.Module):
         return features
 
     def core(self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
-        """Map the stem's features of the same depth, and the noisy plan, to the clean plan."""
+        """Map the stem's features of the same depth, and the noisy plan, to the prediction."""
         time = self.time(t)
         skips: list[Tensor] = []
         for level, (blocks, coarsen) in enumerate(zip(self.down, self.coarsen, strict=True)):
@@ -210,8 +215,19 @@ class TemporalUnet(nn.Module):
         return h.mean(dim=2)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """Predict the clean plan, not clipped, of ``(batch, horizon, channels)`` in ``[-1, 1]``."""
+        """Predict for plans ``(batch, horizon, channels)`` in ``[-1, 1]``; x0 is not clipped."""
         return self.core(self.stem(x, t), x, t)
+
+
+def _output_scaling(predicts: Kind, signal: Tensor) -> tuple[Tensor, Tensor]:
+    """Skip and gain, (steps,) each, for signal powers ``alpha_bar`` (steps,)."""
+    if predicts == "epsilon":
+        return torch.zeros_like(signal), torch.ones_like(signal)
+    if predicts != "sample":
+        raise InputError(f"a U-Net predicts 'sample' or 'epsilon', got {predicts!r}")
+    total = signal * DATA_SPREAD**2 + 1.0 - signal
+    skip, gain = signal.sqrt() * DATA_SPREAD**2 / total, ((1 - signal) / total).sqrt()
+    return skip, gain * DATA_SPREAD
 
 
 def _interleave(h: Tensor) -> Tensor:

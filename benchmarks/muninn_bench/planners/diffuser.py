@@ -29,12 +29,19 @@ def inpaint_ends(x: Tensor, context: Tensor) -> Tensor:
     return x
 
 
-def diffuser_planner(teacher: Teacher) -> Planner:
-    """Diffuser as published, with DDIM: the teacher's prediction, clipping, every training step."""
+def diffuser_planner(teacher: Teacher, *, keep_epsilon: bool = False) -> Planner:
+    """Diffuser as published, with DDIM: the teacher's prediction, clipping, every training step.
+
+    ``keep_epsilon`` steps as diffusers' ``DDIMScheduler`` does by default: clipping changes the
+    clean plan, and the predicted noise stays.
+    """
+    sampler = ddim(
+        teacher.schedule, kind=teacher.predicts, clip=teacher.clip, keep_epsilon=keep_epsilon
+    )
     weight = next(teacher.network.parameters(), teacher.low)
     return Planner(
         denoiser=InpaintedDenoiser(teacher.network),
-        sampler=ddim(teacher.schedule, kind=teacher.predicts, clip=teacher.clip),
+        sampler=sampler,
         shape=(teacher.horizon, len(teacher.low)),
         condition=inpaint_ends,
         device=weight.device,

@@ -40,6 +40,7 @@ def plan_loss(
     least noisy steps are so learned as well. For one that predicts the noise it is the first steps:
     plain squared error of the noise weighs them by ``abar[t]``, 2e-7 to 1, but the route is chosen
     there, and the sampler multiplies an error of the noise by ``1 / sqrt(abar[t])`` to get a plan.
+    A U-Net that predicts the noise has gain 1: its loss is that plain squared error, as in DDPM.
 
     The noise to predict is what the inpainted input contains, ``(x - sqrt(abar) x0) / sqrt(1 -
     abar)``. Away from the inpainted entries this is the drawn noise; at them the drawn noise was
@@ -59,8 +60,8 @@ class DiffuserLesson:
 
     Args:
         runs: recorded; they say which channels are inpainted, and the time between frames.
-        config: a U-Net predicts the clean plan in coordinates of [-1, 1], a Transformer the noise
-            in standardised ones.
+        config: a U-Net predicts what its settings say in coordinates of [-1, 1], a Transformer the
+            noise in standardised ones.
         seed: of the weights and the held-out plans.
         steps: of the cosine schedule.
         whole_share: of plans that start at a run's start; the others start on the way.

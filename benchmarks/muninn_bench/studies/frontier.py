@@ -9,7 +9,7 @@ a method and tolerance; all three are kept when the study is started again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,12 +19,13 @@ import safetensors.torch
 from torch import Tensor
 
 from muninn.certify.certificate import library_versions
-from muninn.certify.frontier import Entry
+from muninn.certify.frontier import Frontier
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import resolve
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import require_units
 from muninn.certify.scan import Measuring, Scan
+from muninn.certify.scores import Entry
 from muninn.certify.tune import frontier_family
 from muninn.certify.units import OpenLoop
 from muninn.errors import InputError
@@ -39,7 +40,7 @@ from muninn.programs.methods import methods
 from muninn.programs.plan import Family
 from muninn.progress import Task as Bars
 from muninn.progress import bars
-from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative, Searched
+from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative
 from muninn_bench.measure.rollout import random_contexts, roll_out
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.report.table import read_csv, write_csv
@@ -67,13 +68,26 @@ class Sizes:
     test: int = 2048
 
 
-class Rescaled(Searched):
+class Rescaled(Frontier):
     """A frontier of deviations, which any tolerance can be held against: the search is done once.
 
     ``limit`` is the tolerance in force; programs are ranked in the same order under any.
     """
 
-    limit = 1.0
+    def __init__(
+        self,
+        paired: PairedCalls,
+        share: float,
+        journal: Journal,
+        advance: Callable[[int], None],
+        group: str | None,
+        chain: Chain | None,
+    ) -> None:
+        groups = None if group is None else {group}
+        super().__init__(paired, 1.0, share, journal, advance, groups=groups)
+        self.limit = 1.0
+        if chain is not None:
+            self.chain = chain
 
     def keeps(self, excess: FloatArray) -> bool:
         """As of a frontier whose tolerance is the limit."""
@@ -82,8 +96,12 @@ class Rescaled(Searched):
     def best(self, count: int, move: bool = True) -> Entry:
         """The same; an entry that was found for another limit is judged again."""
         entry = super().best(count, move)
-        judged = self.excess(entry.program)[:-1][self.judges]
-        return replace(entry, kept=self.keeps(judged))
+        excess = self.excess(entry.program)[:-1]
+        return replace(entry, kept=self.keeps(excess) and self.keeps(excess[self.judges]))
+
+    def published(self, count: int) -> list[Entry]:
+        """The same; a method that evaluates twice a step gets one more than an even number."""
+        return super().published(count | all(method.twice for method in self.methods.values()))
 
 
 def contexts_of(task: Task, variant: str, sizes: Sizes, folder: Path, seed: int) -> list[Tensor]:
@@ -189,12 +207,15 @@ def run_frontier(
     path = folder / "cells.csv"
     lines = read_csv(path)
     done = {(line["method"], line["tolerance"]) for line in lines}
-    known = {OURS, *(method.group for method in methods(planner.sampler).values())}
+    groups = {method.group for method in methods(planner.sampler).values()}
     chain: Chain | None = None
     with bars(progress) as bar:
-        for name in (name for name in names if name in known):
-            groups, advance = None if name == OURS else {name}, bar(f"tune {name}: programs", None)
-            frontier = Rescaled(tune, 1.0, allowed / certify.count, journal, groups, chain, advance)
+        for name in (name for name in names if name == OURS or name in groups):
+            advance, group = (
+                bar(f"tune {name}: programs tried", None),
+                None if name == OURS else name,
+            )
+            frontier = Rescaled(tune, allowed / certify.count, journal, advance, group, chain)
             for tolerance in limits:
                 frontier.limit = tolerance  # all in turn: what one visits, the next starts from
                 family = frontier_family(frontier, gates=name == OURS)

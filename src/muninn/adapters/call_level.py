@@ -16,9 +16,10 @@ from torch import nn
 
 from muninn.certify.cached import CachedPlanner, OnMismatch, cache
 from muninn.certify.certificate import Certificate
-from muninn.certify.frontier import Frontier, Pair
+from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls
+from muninn.certify.published import Pair
 from muninn.certify.tune import frontier_family
 from muninn.engines.intercept import Interceptor, Read, first_two, require_not_compiled
 from muninn.errors import InputError
@@ -33,11 +34,7 @@ from muninn.record import Record
 
 
 class CertifiedInterceptor(Interceptor):
-    """An interceptor that compares every run with its certificate.
-
-    Attributes:
-        certificate: the promise, or None where full compute runs instead.
-    """
+    """An interceptor that compares every run with its certificate, None where Full runs instead."""
 
     def __init__(self, network: Callable[..., Any], cached: CachedPlanner, read: Read) -> None:
         self.certificate = certificate = cached.certificate

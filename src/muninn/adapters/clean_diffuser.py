@@ -79,10 +79,8 @@ def clean_diffuser_sampler(agent: Any, steps: int, solver: str = "ddim") -> Samp
     variance; both are in the table. After its loop CleanDiffuser clips the trajectory once more to
     ``x_min`` and ``x_max``: do the same with what the planner returns. The agent is a
     DiscreteDiffusionSDE with a uniform schedule, on the device on which it samples; the first-order
-    ODE solvers are ``ddim`` but for rounding.
-
-    Raises:
-        InputError: another solver or class, or bounds that are not one number, both ways.
+    ODE solvers are ``ddim`` but for rounding. Another solver or class, or bounds that are not one
+    number, both ways, are an InputError.
     """
     if solver not in _SUPPORTED:
         raise InputError(

@@ -69,10 +69,8 @@ def diffuser_sampler(diffusion: Any) -> Sampler:
 
     A step with a prediction of the network's own kind repeats Diffuser's operations in their
     order; forecasts of another kind use merged coefficients, which round otherwise. The model, a
-    GaussianDiffusion on the device on which it samples, is never changed.
-
-    Raises:
-        InputError: it lacks one of Diffuser's tables; named.
+    GaussianDiffusion on the device on which it samples, is never changed. Raises InputError where
+    it lacks one of Diffuser's tables.
     """
     missing = [name for name in ("betas", *_TABLES) if not hasattr(diffusion, name)]
     if missing:

@@ -36,10 +36,8 @@ class DiffusersSampler(Sampler):
     :class:`Sampler` merges the coefficients of a step in float64, diffusers applies its float32
     tensors one by one: the two differ by rounding. Here a step with a prediction of the
     network's own kind repeats diffusers' operations in their order, and forecasts of another kind
-    use the merged table. The scheduler, DDPM or DDIM (eta 0), is never changed.
-
-    Raises:
-        InputError: another scheduler, or an option of it that is not supported; named.
+    use the merged table. The scheduler, DDPM or DDIM (eta 0), is never changed; another one, or an
+    option that is not supported, is an InputError.
     """
 
     def __init__(self, scheduler: Any, steps: int) -> None:

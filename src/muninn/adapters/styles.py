@@ -144,10 +144,8 @@ def planner_from_diffusers(
 
     The model is called as ``model(x, t, **context)``. For one that is called otherwise, write
     ``Planner(its_style(model), DiffusersSampler(scheduler, steps), shape)``. Shape and condition
-    are those of :class:`Planner`.
-
-    Raises:
-        InputError: the scheduler is not supported, or the model is in train mode.
+    are those of :class:`Planner`. A scheduler that is not supported, and train mode, are an
+    InputError.
     """
     device, dtype = torch.device("cpu"), torch.float32
     if isinstance(model, nn.Module):

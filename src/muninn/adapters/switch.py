@@ -17,18 +17,14 @@ from muninn.record import Record
 
 
 class EnabledCache:
-    """``policy.muninn`` while the cache is on. One per policy object; not thread-safe.
-
-    Attributes:
-        cached: the planner that runs; its ``reason`` says why it runs full compute, or is None.
-        last: record of the last call of the sampling loop; None before it, and after one that
-            raised. An action taken from a queue of earlier actions is no call.
-    """
+    """``policy.muninn`` while the cache is on. One per policy object; not thread-safe."""
 
     stands_in = True  # is no part of the network
 
     def __init__(self, cached: CachedPlanner, loop: CachedLoop) -> None:
-        self.cached = cached
+        self.cached = cached  # what runs; its ``reason`` says why it runs full compute, or is None
+        # Record of the last call of the sampling loop; None before it, and after one that raised.
+        # An action taken from a queue of earlier actions is no call.
         self.last: Record | None = None
         self.loop = loop
 

@@ -6,7 +6,8 @@ import math
 from dataclasses import replace
 from functools import partial
 
-from muninn.certify.frontier import Entry, Frontier
+from muninn.certify.frontier import Frontier
+from muninn.certify.scores import Entry
 from muninn.programs.forecast import AnyForecast, Forecast
 from muninn.programs.methods import forecast
 from muninn.programs.plan import Adaptive, Program

@@ -45,12 +45,17 @@ def full_compute(
         DenoiserError: a trajectory is not finite; no cache is calibrated against NaN.
     """
     trajectories = reference.sample(context, noise=noise.to(reference.dtype), visit=visit)
+    require_finite(trajectories)
+    return trajectories
+
+
+def require_finite(trajectories: Tensor) -> None:
+    """Raise DenoiserError if a trajectory of full compute is not finite."""
     if not torch.isfinite(trajectories).all():
         raise DenoiserError(
             "full compute gives a trajectory that is not finite; check the network before "
             "calibrating a cache for it"
         )
-    return trajectories
 
 
 def median_seconds(

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Literal
 
-from muninn.certify.frontier import Entry, Frontier, ladder
+from muninn.certify.frontier import Frontier, ladder
 from muninn.certify.gates import gate_forecast, gate_members
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls, median_seconds
+from muninn.certify.scores import Entry
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
@@ -81,9 +82,8 @@ def tune_family(
         raise InputError(f"objective is 'evaluations' or 'time', got {objective!r}")
     if not 0.0 <= share < 1.0:
         raise InputError(f"share must lie in [0, 1), got {share}")
-    frontier = Frontier(
-        paired, tolerance, share, journal, task("tune: programs tried", None), groups
-    )
+    advance = task("tune: programs tried", None)
+    frontier = Frontier(paired, tolerance, share, journal, advance, groups=groups)
     return frontier_family(frontier, objective, groups is None or "gate" in groups)
 
 
@@ -95,7 +95,7 @@ def frontier_family(
     entries: list[Entry] = []
     fewest = frontier.steps
     report: dict[str, Any] = {"notes": frontier.notes}
-    if frontier.methods:
+    if frontier.methods and rungs:
         at = _cheapest_rung(frontier, rungs)
         fewest = rungs[at]
         chosen = {at + offset for offset in range(-ABOVE, BELOW + 1)}

@@ -48,11 +48,12 @@ class TableRuntime(Runtime):
         self._steps = nearest_steps(sampler, table.states)
         self._own_noise = OwnNoise(planner, table) if sampler.stochastic else None
         self._conversions = [sampler.estimates(state) for state in table.states]
-        flow = torch.float32 if sampler.flow else torch.long
-        self._timesteps = [
-            torch.tensor([state.timestep], dtype=flow, device=planner.device)
-            for state in table.states
-        ]
+
+    def _timestep(self, at: int, rows: int) -> Tensor:
+        """What the network is told: fresh at every evaluation, since it may write into it."""
+        dtype = torch.float32 if self.planner.sampler.flow else torch.long
+        value = self.program.states[at].timestep
+        return torch.full((rows,), value, dtype=dtype, device=self.planner.device)
 
     def _run(self, run: RunState) -> None:
         """Carry every row to the end; nothing is read by the host."""
@@ -63,7 +64,7 @@ class TableRuntime(Runtime):
         if self._own_noise is not None:
             self._own_noise.add(sums, run.noise)
         for at, step in enumerate(self._steps):
-            prediction = self._denoiser(x, self._timesteps[at].expand(len(x)), run.context)
+            prediction = self._denoiser(x, self._timestep(at, len(x)), run.context)
             run.evaluations += 1
             run.evaluated[:, step] = True
             prediction = check_prediction(prediction, x, run.dtype)
@@ -77,13 +78,11 @@ class TableRuntime(Runtime):
                 sums[at:].addcmul_(noise, self._columns[1 + count + at, at:])
             x = sums[at].to(planner.dtype)
             if planner.condition is not None:
-                x = planner.condition(x.clone(), run.context)
-        run.after = x
+                x = planner.condition(x, run.context)  # in place, too: no sum is read again
+        run.after = x.clone()  # a view would keep all the sums alive
         run.check_later(len(planner.sampler), rows, x)
-        sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2) / math.sqrt(
-            planner.shape[0]
-        )
-        for gap, size in enumerate(sizes.unbind(0)):
+        sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2)
+        for gap, size in enumerate((sizes / math.sqrt(planner.shape[0])).unbind(0)):
             run.unread.append((self._steps[gap], rows, size, 1.0))
         run.pack()
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from muninn.errors import CalibrationError, InputError
-from muninn.identity.links import all_names, global_names, imported_names, of_slots
+from muninn.identity.links import global_names, imported_names, named_by, of_slots
 
 NAME = "muninn_identity"
 """The attribute by which a user names what cannot be hashed: a string, or a method for one."""
@@ -49,14 +49,11 @@ def digest(thing: Any, what: str) -> str:
     """Hash of a function, an object or a context, with all that it reads.
 
     Functions and classes of installed packages count by name; their arguments, closures and
-    attributes are hashed. Messages call it ``what``.
+    attributes are hashed. Messages call it ``what``. A part that cannot be compared between two
+    runs is a CalibrationError, which says how to name it.
 
     >>> digest({"scale": 2.0}, "metric") == digest({"scale": 3.0}, "metric")
     False
-
-    Raises:
-        CalibrationError: a part cannot be compared between two runs; says which, and how to
-            name it.
     """
     walk = _Walk(what)
     try:
@@ -67,11 +64,7 @@ def digest(thing: Any, what: str) -> str:
 
 
 def tensor_bytes(tensor: Tensor) -> tuple[bytes, int]:
-    """Content of a tensor, its shape and dtype included, and how many numbers it has.
-
-    Raises:
-        InputError: it has no numbers yet.
-    """
+    """Content of a tensor with shape and dtype, and how many numbers; InputError if it has none."""
     if is_lazy(tensor):
         raise InputError("the network has layers without weights yet; run it once first")
     data = tensor.detach().cpu().contiguous()
@@ -213,7 +206,7 @@ def _read(name: str, thing: Any, code: types.CodeType) -> Iterator[tuple[str, An
     """What code reads by a name; of a module of the user's own also by the names it uses."""
     yield name, thing
     if isinstance(thing, types.ModuleType) and not installed(thing):
-        for member in sorted(all_names(code) & vars(thing).keys()):
+        for member in sorted(named_by(code) & vars(thing).keys()):
             yield from _read(member, vars(thing)[member], code)
 
 

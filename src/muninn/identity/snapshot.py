@@ -35,6 +35,7 @@ _CODE = (
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _FOR_ALL = (_module._global_forward_hooks, _module._global_forward_pre_hooks)  # hooks of any module
 _SMALL = 4096  # bytes of an array that are compared as a whole
+_writes = operator.attrgetter("_version")
 
 Places = dict[Hashable, Any]
 """Places by identity of their owner, with the owner: an identity means nothing once it is gone."""
@@ -70,7 +71,9 @@ class Snapshot:
         self._sized = list(sized.values())
         self._sizes = list(map(len, self._sized))
         self._keys = [frozenset(each) if isinstance(each, dict) else () for each in self._sized]
-        self._writes = [_writes(tensor) for tensor in self.tensors]
+        # torch counts writes in place, but not into tensors made in inference mode.
+        self._counted = [tensor for tensor in self.tensors if not tensor.is_inference()]
+        self._writes = list(map(_writes, self._counted))
         self._contents = [_content(array) for array in self.arrays]
 
     def _walk(self, roots: list[Any], skip: Collection[Hashable], sized: dict[int, Any]) -> None:
@@ -173,16 +176,20 @@ class Snapshot:
         except (LookupError, AttributeError, ValueError, RuntimeError):  # gone, or being changed
             return False
 
-    def same_arrays(self) -> bool:
-        """Whether arrays hold what they held; of large ones some numbers are compared."""
-        return [_content(array) for array in self.arrays] == self._contents
+    def unwritten(self) -> bool:
+        """Whether nothing was written in place; of large arrays some numbers are compared."""
+        return (
+            list(map(_writes, self._counted)) == self._writes
+            and [_content(array) for array in self.arrays] == self._contents
+        )
 
     def same(self, other: Snapshot) -> bool:
-        """Whether another snapshot has the same objects, modes and settings, wherever they are."""
+        """Whether another has the same objects, modes, settings and writes, wherever they are."""
         return (
             list(map(id, self.objects)) == list(map(id, other.objects))
             and self.modes == other.modes
             and len(self.tensors) == len(other.tensors)
+            and self._writes == other._writes
             and self.settings == other.settings
             and self._contents == other._contents
         )
@@ -210,8 +217,8 @@ class Snapshot:
         """
         written: list[Any] = [
             tensor
-            for tensor, was in zip(self.tensors, self._writes, strict=True)
-            if _writes(tensor) != was and not isinstance(tensor, nn.Parameter)
+            for tensor, was in zip(self._counted, self._writes, strict=True)
+            if tensor._version != was and not isinstance(tensor, nn.Parameter)
         ]
         pairs = zip(self.arrays, self._contents, strict=True)
         written += [array for array, was in pairs if _content(array) != was]
@@ -225,11 +232,6 @@ def has_memory(tensor: Tensor) -> bool:
         return not is_lazy(tensor) and tensor.data_ptr() != 0 and tensor.is_set_to(tensor)
     except RuntimeError:
         return False
-
-
-def _writes(tensor: Tensor) -> int:
-    """torch's count of writes in place; it keeps none for tensors made in inference mode."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _changed(bag: tuple[Any, list[Any]]) -> bool:

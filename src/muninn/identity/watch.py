@@ -17,7 +17,6 @@ from muninn.identity.links import identified
 from muninn.identity.snapshot import DEPTH, Places, Snapshot, has_memory
 
 NUMBERS = 8  # in a row that are looked at, because torch does not count writes through ``.data``
-_writes = operator.attrgetter("_version")  # in place
 _dtype = operator.attrgetter("dtype")
 
 Change = Literal["code", "weights or settings"]
@@ -93,8 +92,6 @@ class Watch(Held):
         self, denoiser: Any, condition: Any = None, skip: Collection[Hashable] = ()
     ) -> None:
         super().__init__(denoiser, condition, skip=skip)
-        self._counted = _counted(self._snapshot.tensors)
-        self._writes = list(map(_writes, self._counted))
         self._windows = _windows(self._held)
         self._numbers = [torch.cat(group) for group in self._windows]
         on_cuda = [each.device for each in self._numbers if each.is_cuda]
@@ -151,11 +148,9 @@ class Watch(Held):
                 return "code"
             if not self._snapshot.same(now):
                 return "weights or settings"
-            self._snapshot, self._counted = now, _counted(now.tensors)  # compared right below
-        written = list(map(_writes, self._counted)) != self._writes
-        if written or not (self._same_memory() and self._snapshot.same_arrays()):
-            return "weights or settings"
-        return None
+            self._snapshot = now
+        intact = self._same_memory() and self._snapshot.unwritten()
+        return None if intact else "weights or settings"
 
     def unidentified(self) -> str:
         """Digest of what a fingerprint leaves out: types of modules, and modules that it misses."""
@@ -204,11 +199,6 @@ def _captured(snapshot: Snapshot) -> list[int]:
         part for part in snapshot.objects if callable(part) or isinstance(part, Tensor | np.ndarray)
     ]
     return [id(part) for part in (*snapshot.code, *counted)]
-
-
-def _counted(weights: list[Tensor]) -> list[Tensor]:
-    """Those whose writes torch counts; it does not for tensors made in inference mode."""
-    return [weight for weight in weights if not weight.is_inference()]
 
 
 def _windows(held: list[Tensor]) -> list[list[Tensor]]:

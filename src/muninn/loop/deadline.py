@@ -15,7 +15,7 @@ import platform
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +71,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Times:
-    """The table of one machine: timings by source of plans, or by a member's number.
-
-    ``candidates`` are plans per call of ``resampled``; ``margin`` times the worst is set aside.
-    """
+    """The table of one machine."""
 
     machine: dict[str, str]
-    timings: dict[str, Timing]
-    candidates: int
-    margin: float = 1.2
+    timings: dict[str, Timing]  # by source of plans, or by a member's number
+    candidates: int  # plans per call of ``resampled``
+    margin: float = 1.2  # times the worst is set aside
 
     def need(self, source: PlanSource | int) -> float:
         """Seconds to set aside for a source; infinite if it was never measured."""
@@ -108,11 +105,7 @@ class Times:
 
     @classmethod
     def load(cls, path: str | Path) -> Times:
-        """Read a table; times of another machine are refused.
-
-        Raises:
-            InputError: the file cannot be read, or names what differs here.
-        """
+        """Read a table; raises InputError if it is damaged or another machine's, and says why."""
         try:
             data: dict[str, Any] = json.loads(Path(path).read_text())
             timings = {
@@ -174,14 +167,11 @@ def measure_times(
             took = clock() - began
             if call >= 0:
                 measured.append((took, int(reply.record.evaluations.max())))
-    timings = {
-        str(source): Timing(
-            tuple(sorted(took for took, _ in measured)),
-            max(evaluations for _, evaluations in measured),
-            programs.most_evaluations(source),
-        )
-        for source, measured in seen.items()
-    }
+    timings = {}
+    for source, measured in seen.items():
+        seconds, evaluations = zip(*sorted(measured), strict=True)
+        most = programs.most_evaluations(source)
+        timings[str(source)] = Timing(seconds, max(evaluations), most)
     return Times(machine(), timings, candidates, margin)
 
 
@@ -217,18 +207,16 @@ class LatencyLog:
 
 @dataclass(frozen=True)
 class Answer:
-    """A screened plan, (horizon, dim), or the reason to hold.
-
-    Record and member are those of the program that ran, if one did; member 0 is full compute.
-    """
+    """A screened plan, (horizon, dim), or the reason to hold."""
 
     plan: Tensor | None
-    record: Record | None
-    member: int | None
+    record: Record | None  # of the program that ran, if one did
+    member: int | None  # that ran; 0 is full compute
     reason: str | None
     finished: float
 
 
+@dataclass(eq=False)
 class DeadlinePlanner:
     """Runs the most conservative certified member whose measured worst time fits.
 
@@ -236,19 +224,14 @@ class DeadlinePlanner:
     call runs in this process and cannot interrupt a planner that hangs; a supervisor with a
     :class:`muninn.loop.worker.WorkerProcess` can.
 
-    Args:
-        programs: certified program, screen and all.
-        times: measured here, of the members that may be used; others are never run.
-        clock: of the deadlines.
+    ``times``, measured here, has the members that may be used; others are never run. ``clock`` is
+    that of the deadlines.
     """
 
-    def __init__(
-        self, programs: CertifiedPrograms, times: Times, clock: Clock = time.monotonic
-    ) -> None:
-        self.programs = programs
-        self.times = times
-        self.log = LatencyLog()
-        self._runner = InProcess(programs, clock)
+    programs: CertifiedPrograms
+    times: Times
+    clock: Clock = time.monotonic
+    log: LatencyLog = field(default_factory=LatencyLog, init=False)
 
     def choose(self, seconds: float) -> int | None:
         """The most conservative member that fits into ``seconds``, or None."""
@@ -256,13 +239,13 @@ class DeadlinePlanner:
 
     def __call__(self, context: Context, *, deadline: float, seed: int) -> Answer:
         """Plan for a context of one row. Never raises for what a planner does."""
-        began = self._runner.clock()
+        began = self.clock()
         member = self.choose(deadline - began)
-        left = max(deadline - began, 0.0)
-        reply: Reply | str = f"no measured member fits into {left:.3g} s"
+        reply: Reply | str = f"no measured member fits into {max(deadline - began, 0.0):.3g} s"
         if member is not None:
-            reply = self._runner.ask(Request(member, context, (seed,)), deadline)
-        finished = self._runner.clock()
+            request = Request(member, context, (seed,))
+            reply = InProcess(self.programs, self.clock).ask(request, deadline)
+        finished = self.clock()
         late = member is not None and finished > deadline
         reason = reply if isinstance(reply, str) else reply.flaws[0]
         if finished < began:

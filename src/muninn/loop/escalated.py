@@ -15,7 +15,7 @@ import numpy as np
 
 from muninn.certify.metrics import Metric, Tolerance, measure, metric_name, resolve, tolerances
 from muninn.certify.paired import call_seed, full_compute
-from muninn.certify.risk import choose_member, order_statistic, require_units
+from muninn.certify.risk import require_units
 from muninn.errors import InputError
 from muninn.loop.supervisor import Command, Observation, Supervisor
 from muninn.model.planner import Planner
@@ -28,7 +28,6 @@ Supervise = Callable[[Observation, float], Command]
 class EscalatedVerdict:
     """Whether an escalated program keeps its promise."""
 
-    certified: bool
     excess: FloatArray  # worst deviation over tolerance of each episode, (episodes,)
     allowed: int  # episodes that might have exceeded the tolerance
     calls: int
@@ -42,6 +41,11 @@ class EscalatedVerdict:
     def violations(self) -> int:
         """Episodes beyond the tolerance."""
         return int(np.count_nonzero(self.excess > 1.0))
+
+    @property
+    def certified(self) -> bool:
+        """Whether there is a promise."""
+        return self.violations <= self.allowed
 
     def promise(self) -> str:
         """The promise in one plain sentence, or that there is none."""
@@ -81,17 +85,13 @@ def certify_escalated(
             Where deadlines bind, its runner must be late as often as the robot's: give it the
             latencies recorded there, on a virtual clock.
         drive: ``drive(supervise, seed)`` runs one episode, acting on every command.
-        episodes: how many to drive; 59 at least for the defaults.
+        episodes: how many to drive; 59 at least for the defaults, fewer are a CalibrationError.
         planner: what is cached; draws the noise.
         tolerance, metric, risk, confidence, reference: as in :func:`muninn.calibrate`.
         seed: of the episodes.
-
-    Raises:
-        CalibrationError: too few episodes; says how many are needed.
-        InputError: an episode never planned.
     """
     name, deviation = resolve(metric)
-    require_units(episodes, risk, confidence, "episodes")
+    allowed = require_units(episodes, risk, confidence, "episodes") - 1
     excess = np.zeros(episodes)
     calls = holds = 0
     supervisor: Supervisor
@@ -116,10 +116,5 @@ def certify_escalated(
         excess[unit] = max(seen)
         calls += supervisor.log.calls
         holds += sum(supervisor.log.holds.values())
-    both = np.column_stack([np.zeros(episodes), excess])  # full compute is always the first member
-    certified = choose_member(both, risk, confidence) == 1
-    allowed = order_statistic(episodes, risk, confidence) - 1
     limit = metric_name(tolerance) if callable(tolerance) else float(tolerance)
-    return EscalatedVerdict(
-        certified, excess, allowed, calls, holds, limit, risk, confidence, metric=name
-    )
+    return EscalatedVerdict(excess, allowed, calls, holds, limit, risk, confidence, name)

@@ -54,17 +54,11 @@ class State:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan as the machine sees it.
+    """A plan as the machine sees it."""
 
-    Attributes:
-        estimate: of its error; the smallest is selected.
-        flaw: why it must not be executed, or None.
-        full: it is full compute's own plan (an override, or a call that fell back to it).
-    """
-
-    estimate: float
-    flaw: str | None
-    full: bool = False
+    estimate: float  # of its error; the smallest is selected
+    flaw: str | None  # why it must not be executed
+    full: bool = False  # full compute's own plan: an override, or a call that fell back to it
 
 
 @dataclass(frozen=True)
@@ -78,20 +72,15 @@ class Needs:
 
 @dataclass(frozen=True)
 class Stage:
-    """How far one planning call has come: its deadline, and the plans that came, by source.
-
-    Attributes:
-        failure: why the call cannot go on (an exception, no answer, an old observation).
-        alarm: why the certified program is not to be trusted: full compute instead.
-    """
+    """How far one planning call has come: its deadline, and the plans that came, by source."""
 
     deadline: float
     needs: Needs = field(default_factory=Needs)
     cached: Candidate | None = None
     resampled: tuple[Candidate, ...] = ()
     full: Candidate | None = None
-    failure: str | None = None
-    alarm: str | None = None
+    failure: str | None = None  # why it cannot go on: an exception, no answer, an old observation
+    alarm: str | None = None  # why the certified program is not to be trusted: full compute instead
 
 
 @dataclass(frozen=True)
@@ -104,15 +93,12 @@ class Ask:
 
 @dataclass(frozen=True)
 class Execute:
-    """Execute the plan in a row of a source, commands times ``factor``; see :func:`damped`.
-
-    The reason says why this is less than the mode asks for.
-    """
+    """Execute the plan in a row of a source, commands times ``factor``; see :func:`damped`."""
 
     source: PlanSource
     row: int
     factor: float
-    reason: str | None = None
+    reason: str | None = None  # why this is less than the mode asks for
 
 
 @dataclass(frozen=True)
@@ -132,32 +118,20 @@ def rank_of(record: Record) -> FloatArray:
 
 @dataclass(frozen=True)
 class Escalation:
-    """The machine: it computes nothing, keeps nothing and reads no clock.
+    """The machine: it computes nothing, keeps nothing and reads no clock."""
 
-    Attributes:
-        warn, resample, full: a signal above a threshold enters the mode.
-        clear: all modes are left after ``clear_calls`` consecutive signals at or below it.
-        candidates: plans drawn for multi-sample selection, the paper's M.
-        factors: damping in the modes DAMP and RESAMPLE.
-        allowed: interventions that are switched on; see :data:`VARIANTS`.
-        without_full: where full compute is wanted and does not fit into the time left, ``damp``
-            executes the certified plan with the stronger damping, ``hold`` holds.
-        signal: reads the signal of every row from a record.
-
-    Raises:
-        InputError: thresholds out of order, a count below one, or a factor outside (0, 1].
-    """
-
-    warn: float = 0.85
+    warn: float = 0.85  # a signal above this one, or the next two, enters the mode
     resample: float = 0.95
     full: float = 0.99
-    clear: float = 0.75
+    clear: float = 0.75  # after ``clear_calls`` consecutive signals up to here all modes are left
     clear_calls: int = 2
-    candidates: int = 4
-    factors: tuple[float, float] = (0.7, 0.5)
-    allowed: frozenset[Mode] = VARIANTS["combined"]
+    candidates: int = 4  # plans drawn for multi-sample selection, the paper's M
+    factors: tuple[float, float] = (0.7, 0.5)  # damping in the modes DAMP and RESAMPLE
+    allowed: frozenset[Mode] = VARIANTS["combined"]  # interventions that are switched on
+    # Where full compute is wanted and does not fit into the time left, ``damp`` executes the
+    # certified plan with the stronger damping, ``hold`` holds.
     without_full: Literal["damp", "hold"] = "damp"
-    signal: Callable[[Record], FloatArray] = rank_of
+    signal: Callable[[Record], FloatArray] = rank_of  # of every row of a record
 
     def __post_init__(self) -> None:
         levels = (self.clear, self.warn, self.resample, self.full)

@@ -29,26 +29,20 @@ platform and light: a geometric collision check, joint limits, action and grippe
 
 @dataclass(frozen=True)
 class Request:
-    """Plans for a context of one row, one per seed of the noise.
+    """Plans for a context of one row, one per seed of the noise."""
 
-    Their source is a program; a number names a member of the certificate's family.
-    """
-
-    source: PlanSource | int
+    source: PlanSource | int  # a number names a member of the certificate's family
     context: Context
     seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The plans of a request, on the CPU, (plans, horizon, dim), and the record of the call.
+    """The plans of a request."""
 
-    The flaw of a plan says why it must not be executed, or is None.
-    """
-
-    trajectories: Tensor
+    trajectories: Tensor  # on the CPU, (plans, horizon, dim)
     record: Record
-    flaws: tuple[str | None, ...]
+    flaws: tuple[str | None, ...]  # why a plan must not be executed, one per plan
 
 
 class Responder(Protocol):
@@ -105,13 +99,7 @@ class CertifiedPrograms:
         self._runtimes: dict[int, Runtime] = {}  # a captured one is worth keeping
 
     def run(self, request: Request) -> Reply:
-        """Plan.
-
-        Raises:
-            InputError: the context has several rows, or the member is more aggressive than the
-                certified one.
-            DenoiserError: no finite trajectory came out.
-        """
+        """Plan; InputError for several rows or an uncertified member, DenoiserError for NaN."""
         context, noise = draw(self.fast.planner, request)
         member = self._member(request.source)
         misfit = self.fast.misfit(context, len(noise.initial)) or self.fast.reason

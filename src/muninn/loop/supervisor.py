@@ -35,33 +35,23 @@ class Observation:
 
 @dataclass
 class CallReport:
-    """What happened in one call; plain values, for telemetry, filled in while it lasts.
-
-    Attributes:
-        began, finished, deadline: on the runner's clock.
-        mode: after the call's signal, the rank (or the paper's rho) of the certified plan.
-        estimate, source, factor: of the plan that is executed.
-        reason: why it held, or did less than the mode asks for.
-        fallback: why the certified program was run with full compute, if it was.
-        evaluations: of all plans that were asked for.
-        late: a plan was asked for and the deadline passed.
-    """
+    """What happened in one call; plain values, for telemetry, filled in while it lasts."""
 
     call: int  # from 0
-    began: float
+    began: float  # on the runner's clock, like the next two
     finished: float
     deadline: float
-    mode: str = ""
-    signal: float | None = None
-    estimate: float | None = None
+    mode: str = ""  # after the call's signal
+    signal: float | None = None  # the rank (or the paper's rho) of the certified plan
+    estimate: float | None = None  # of the plan that is executed, like source and factor
     action: str = "hold"  # or "execute"
     source: str | None = None
     factor: float | None = None
-    reason: str | None = None
-    fallback: str | None = None
-    evaluations: int = 0
+    reason: str | None = None  # why it held, or did less than the mode asks for
+    fallback: str | None = None  # why the certified program was run with full compute
+    evaluations: int = 0  # of all plans that were asked for
     asked: tuple[str, ...] = ()
-    late: bool = False
+    late: bool = False  # a plan was asked for and the deadline passed
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -70,17 +60,11 @@ class CallReport:
 
 @dataclass(frozen=True)
 class Command:
-    """What the robot is to do now.
-
-    Attributes:
-        action: :class:`Execute`, or :class:`Hold`: the platform's safety action, for this call.
-        plan: to execute, (horizon, dim); None for a hold.
-        seed: of the noise the plan was drawn from, so that full compute can be run beside it.
-    """
+    """What the robot is to do now."""
 
     action: Execute | Hold
-    plan: Tensor | None
-    seed: int | None
+    plan: Tensor | None  # to execute, (horizon, dim); None for a hold
+    seed: int | None  # of the plan's noise, so that full compute can be run beside it
     report: CallReport
 
 
@@ -88,26 +72,18 @@ class Command:
 class Supervisor:
     """Ties planner, escalation and deadline together.
 
-    Attributes:
-        runner, escalation: where plans are computed, and the machine.
-        needs: worst times, from :meth:`muninn.loop.deadline.Times.needs`; zeros try everything.
-        budget: seconds from ``now`` to the deadline of a call.
-        oldest: seconds that an observation may be old when a call begins.
-        seed: of all noise.
-        state: mode and hysteresis; a new episode may set ``State()``.
-        alarm: set it, to the reason, to have every call planned with full compute (an alarm of the
-            monitor); None to trust the certified program again.
-        log: latencies, misses and reasons for holding.
+    ``alarm``, set to a reason, has every call planned with full compute (an alarm of the monitor);
+    None trusts the certified program again. A new episode may set ``state`` to ``State()``.
     """
 
-    runner: Runner
+    runner: Runner  # where plans are computed
     escalation: Escalation
     _: KW_ONLY
-    budget: float
-    oldest: float = math.inf
-    needs: Needs | None = None
-    seed: int = 0
-    state: State = field(default_factory=State, init=False)
+    budget: float  # seconds from ``now`` to the deadline of a call
+    oldest: float = math.inf  # seconds that an observation may be old when a call begins
+    needs: Needs | None = None  # worst times, from Times.needs(); None tries everything
+    seed: int = 0  # of all noise
+    state: State = field(default_factory=State, init=False)  # mode and hysteresis
     alarm: str | None = field(default=None, init=False)
     log: LatencyLog = field(default_factory=LatencyLog, init=False)
     _calls: int = field(default=0, init=False)

@@ -13,14 +13,15 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from muninn.errors import InputError, MuninnError
 from muninn.loop.request import Reply, Request, Responder
 
 _HEADER = struct.Struct("!Q")
-_READY = -1
+_READY = ""  # a worker's first message; else why it cannot be. Then one answer for each request
 
 Clock = Callable[[], float]
 
@@ -53,7 +54,7 @@ class InProcess:
             return f"{type(error).__name__}: {error}"
 
 
-class WorkerProcess:
+class WorkerProcess(AbstractContextManager["WorkerProcess"]):
     """Plans in a process of its own and never waits beyond ``until``.
 
     Args:
@@ -71,9 +72,8 @@ class WorkerProcess:
             raise InputError(f"patience is a number of seconds, at least 0, got {patience}")
         self._build = build
         self._patience = patience
-        self.replaced = self._number = 0
+        self.replaced = 0
         self._broken: str | None = None
-        self._answer: Reply | str | None = None
         self._ready = self._idle = False
         self._start()
 
@@ -83,11 +83,7 @@ class WorkerProcess:
         return self._process.pid
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Wait until the programs are built and can be asked.
-
-        Raises:
-            MuninnError: they could not be built, or not in time.
-        """
+        """Wait until the programs can be asked; MuninnError if they are not built in time."""
         until = time.monotonic() + timeout
         while not self._ready:
             if reason := self._broken or self._receive(until):
@@ -99,24 +95,20 @@ class WorkerProcess:
         if self._broken is not None:
             return self._broken
         while not self._idle:  # starting, or still at an earlier request whose answer is void
-            if reason := self._receive(until):
-                return reason
-        self._number += 1
-        self._answer = None
+            found = self._receive(until)
+            if self._broken is not None or not self._idle:
+                return found
         try:
-            data = pickle.dumps((self._number, request))
+            data = _framed(request)
         except Exception as error:  # a context may hold anything
             return f"the context cannot be sent to a process ({error})"
         self._idle, self._due = False, until
         try:
             self._socket.settimeout(max(until - time.monotonic(), 1e-4))
-            self._socket.sendall(_HEADER.pack(len(data)) + data)
+            self._socket.sendall(data)
         except OSError as error:  # half a message is sent: this worker cannot be talked to again
             return self._replace(f"the request could not be sent ({error})")
-        while self._answer is None:
-            if reason := self._receive(until):
-                return reason
-        return self._answer
+        return self._receive(until)
 
     def close(self) -> None:
         """End the worker."""
@@ -124,9 +116,6 @@ class WorkerProcess:
         self._socket.close()
         self._process.kill()
         self._process.join()
-
-    def __enter__(self) -> WorkerProcess:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -149,8 +138,8 @@ class WorkerProcess:
         self._start()
         return f"{why}; it is being replaced"
 
-    def _receive(self, until: float) -> str | None:
-        """Take in one message, or say why there is none by ``until``."""
+    def _receive(self, until: float) -> Reply | str:
+        """One message, after which the worker is idle, or why there is none by ``until``."""
         while (message := self._next()) is None:
             now = time.monotonic()
             if now >= until:
@@ -167,23 +156,20 @@ class WorkerProcess:
             if not data:
                 return self._replace("the planner's process died")
             self._buffer += data
-        number, content = message
         self._idle = True
-        if number == _READY:
-            self._ready = content is None
-            self._broken = content  # built once, failed once: another try would fail as well
-            return self._broken
-        if number == self._number:
-            self._answer = content
-        return None
+        if not self._ready:
+            self._ready = message == _READY
+            # Built once, failed once: another try would fail as well.
+            self._broken = None if self._ready else str(message)
+        return message
 
-    def _next(self) -> tuple[int, Any] | None:
+    def _next(self) -> Reply | str | None:
         """The first whole message in the buffer."""
         start, size = _HEADER.size, len(self._buffer)
         end = start + (_HEADER.unpack_from(self._buffer)[0] if size >= start else 0)
         if size < end:
             return None
-        message: tuple[int, Any] = pickle.loads(self._buffer[start:end])
+        message: Reply | str = pickle.loads(self._buffer[start:end])
         self._buffer = self._buffer[end:]
         return message
 
@@ -192,17 +178,19 @@ def _work(connection: socket.socket, build: Callable[[], Responder]) -> None:
     """The worker: build once, then answer requests in order until the other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the robot's process to handle
 
-    def send(number: int, content: object) -> None:
-        data = pickle.dumps((number, content))
-        connection.sendall(_HEADER.pack(len(data)) + data)
-
     try:
         runner = InProcess(build())
     except Exception as error:
-        send(_READY, f"the planner could not be built ({type(error).__name__}: {error})")
+        why = f"the planner could not be built ({type(error).__name__}: {error})"
+        connection.sendall(_framed(why))
         return
-    send(_READY, None)
+    connection.sendall(_framed(_READY))
     with connection.makefile("rb") as stream:
         while header := stream.read(_HEADER.size):
-            number, request = pickle.loads(stream.read(_HEADER.unpack(header)[0]))
-            send(number, runner.ask(request, float("inf")))
+            request = pickle.loads(stream.read(_HEADER.unpack(header)[0]))
+            connection.sendall(_framed(runner.ask(request, float("inf"))))
+
+
+def _framed(message: object) -> bytes:
+    data = pickle.dumps(message)
+    return _HEADER.pack(len(data)) + data

@@ -14,11 +14,8 @@ class Fleet:
     """Merges audits of many robots that run one certificate.
 
     The state is a function of the *set* of audits: logs may come in any order, in parts and more
-    than once. Which logs have come in so far must not depend on what is in them.
-
-    Args:
-        certificate: what all of them run; a confident one.
-        level: probability of ever raising a false alarm, over all looks.
+    than once. Which logs have come in so far must not depend on what is in them. The certificate
+    is a confident one; ``level`` bounds the probability of ever raising a false alarm.
     """
 
     def __init__(self, certificate: Certificate, *, level: float = 0.05) -> None:
@@ -31,9 +28,8 @@ class Fleet:
     def add(self, audits: Iterable[Audit]) -> int:
         """Take audits in; how many were new. All of them are taken, or none.
 
-        Raises:
-            CertificateError: an audit belongs to another certificate.
-            InputError: two audits of one robot and call differ.
+        Raises CertificateError for an audit of another certificate, InputError where two audits of
+        one robot and call differ.
         """
         fresh: dict[tuple[str, str], Audit] = {}
         given = list(audits)

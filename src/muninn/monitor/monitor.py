@@ -13,7 +13,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, InitVar, asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,7 @@ class Audit:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Audit:
-        """The audit that a line of a log describes.
-
-        Raises:
-            InputError: a field is missing or has another type.
-        """
+        """The audit that a line of a log describes; InputError if a field is missing or wrong."""
         try:
             audit = cls(**{name: data[name] for name in cls.__dataclass_fields__})
         except KeyError as error:
@@ -61,11 +57,7 @@ class Audit:
 
 
 def read_audits(path: str | Path) -> list[Audit]:
-    """The audits of a log in the order they were written; lines cut short are skipped.
-
-    Raises:
-        InputError: a whole line is not an audit.
-    """
+    """The audits of a log as written; lines cut short are skipped, wrong ones an InputError."""
     return [Audit.from_json(line) for line in read_lines(path) if "ordinal" in line]
 
 
@@ -94,50 +86,37 @@ def evidence_against(certificate: Certificate, level: float) -> RiskEvidence:
     return RiskEvidence(certificate.risk, level)
 
 
+@dataclass(eq=False, repr=False)
 class Monitor:
     """Tests "the violation rate is at most the certificate's risk" while a robot runs.
 
-    Args:
-        certificate: what is deployed; a confident one.
-        level: probability of ever raising a false alarm if the certificate keeps its risk.
-        robot: name of this robot, unique in its fleet.
-        log: audit log (JSON lines). One that exists is taken up again, alarm included, so that a
-            restart forgets nothing; one of another certificate or robot is refused.
-        seed: of the tie-breaking in the drift test; None for fresh entropy.
-        clock: wall clock for people.
-
-    Attributes:
-        audits: every audit, in order.
-        path: log e-value after each of them.
-        alarm: why the certificate is no longer to be relied on, or None. Cleared by recalibration.
-        warning: that error estimates have drifted, or None: an early sign, no violated promise.
+    An audit log (JSON lines) that exists is taken up again, alarm included, so that a restart
+    forgets nothing; one of another certificate or robot is refused.
     """
 
-    def __init__(
-        self,
-        certificate: Certificate,
-        *,
-        level: float = 0.05,
-        robot: str = "robot",
-        log: str | Path | None = None,
-        seed: int | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._evidence = evidence_against(certificate, level)
-        self.certificate = certificate
+    certificate: Certificate  # what is deployed; a confident one
+    _: KW_ONLY
+    level: float = 0.05  # probability of ever raising a false alarm if the risk is kept
+    robot: str = "robot"  # its name, unique in its fleet
+    log: InitVar[str | Path | None] = None
+    seed: InitVar[int | None] = None  # of tie-breaking in the drift test; None for fresh entropy
+    clock: Callable[[], float] = time.time  # for people
+
+    def __post_init__(self, log: str | Path | None, seed: int | None) -> None:
+        certificate = self.certificate
+        self._evidence = evidence_against(certificate, self.level)
         self.digest = certificate_digest(certificate)
-        self.level = self._evidence.level
-        self.robot = robot
-        self.audits: list[Audit] = []
-        self.path: list[float] = []
+        self.audits: list[Audit] = []  # in order
+        self.path: list[float] = []  # log e-value after each of them
+        # Why the certificate is no longer to be relied on; cleared by recalibration.
+        self.alarm: str | None = None
+        # That error estimates have drifted: an early sign, no violated promise.
+        self.warning: str | None = None
         # An episode's certificate pools all its calls; one call of an episode is not like them.
         self._drift = Drift(certificate.estimates if certificate.unit == "call" else (), seed)
-        self._clock = clock
         self._run = secrets.token_hex(4)
         self._calls = self._estimates = 0
-        self.alarm: str | None = None
         self._alarmed_at: int | None = None
-        self.warning: str | None = None
         self._saved = True
         self._log = None if log is None else JsonLines(log)
         self._unwritten: list[Audit] = []
@@ -162,7 +141,7 @@ class Monitor:
         known = excess if excess is not None and math.isfinite(excess) else None
         violated = known is None or known > 1.0
         ordinal = self.audits[-1].ordinal + 1 if self.audits else 0
-        audit = Audit(self.digest, self.robot, call, ordinal, violated, known, self._clock())
+        audit = Audit(self.digest, self.robot, call, ordinal, violated, known, self.clock())
         self._count(audit)
         self._unwritten.append(audit)
         self.flush()

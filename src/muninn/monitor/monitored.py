@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -25,70 +25,53 @@ from muninn.record import Record
 
 @dataclass
 class _Episode:
-    """What is kept of the episode under way; whether it is audited is drawn before its first call.
-
-    ``estimate`` is that of one call, uniform among those so far, which is ``held`` for the audit;
-    where the unit is the episode, all calls are.
-    """
+    """What is kept of the episode under way."""
 
     key: Hashable
-    audited: bool
+    audited: bool  # drawn before its first call
     calls: int = 0
     call: str = ""
+    # One call, uniform among those so far; where the unit is the episode, all of them.
     held: list[HeldCall] = field(default_factory=list)
-    estimate: float = 0.0
+    estimate: float = 0.0  # of that one call
 
 
+@dataclass(eq=False, repr=False)
 class Monitored:
     """Plans like a cached planner, under the eyes of a monitor.
 
     An episode is audited with probability ``rate``, drawn before its first call: one call, uniform
     among its calls, is compared with full compute when the episode is over (all of them, as one
     audit, where the certificate's unit is the episode). After an alarm, and while nobody can audit,
-    full compute runs and every record says why.
-
-    Args:
-        fast: what :func:`muninn.cache` returned.
-        monitor: of the same certificate.
-        rate: share of episodes that are audited.
-        executor: runs audits, say ``ThreadPoolExecutor(1)``; else they wait for :meth:`audit`.
-        reference: planner whose full compute is the truth, if the certificate has one.
-        metric, tolerance: those of the certificate where they are functions of the user's.
-        telemetry: gets every call's record.
-        seed: of the draws; None for fresh entropy.
-
-    Raises:
-        CertificateError: ``fast`` runs without a certificate, or with another one.
+    full compute runs and every record says why. Without a certificate, or with one that is not the
+    monitor's, it is a CertificateError.
     """
 
-    def __init__(
-        self,
-        fast: CachedPlanner,
-        monitor: Monitor,
-        *,
-        rate: float = 0.1,
-        executor: Executor | None = None,
-        reference: Planner | None = None,
-        metric: Metric | None = None,
-        tolerance: Tolerance | None = None,
-        telemetry: Telemetry | None = None,
-        seed: int | None = None,
-    ) -> None:
-        certificate = fast.certificate
+    fast: CachedPlanner  # what muninn.cache returned
+    monitor: Monitor  # of the same certificate
+    _: KW_ONLY
+    rate: float = 0.1  # share of episodes that are audited
+    # Runs audits, say ``ThreadPoolExecutor(1)``; without it they wait for :meth:`audit`.
+    executor: InitVar[Executor | None] = None
+    reference: Planner | None = None  # whose full compute is the truth, if the certificate has one
+    metric: Metric | None = None  # the certificate's, like the tolerance, where it is a function
+    tolerance: Tolerance | None = None
+    telemetry: Telemetry | None = None  # gets every call's record
+    seed: InitVar[int | None] = None  # of the draws; None for fresh entropy
+
+    def __post_init__(self, executor: Executor | None, seed: int | None) -> None:
+        certificate, planner = self.fast.certificate, self.fast.planner
         if certificate is None:
-            raise CertificateError(f"there is no certificate to watch: {fast.reason}")
-        if certificate_digest(certificate) != monitor.digest:
+            raise CertificateError(f"there is no certificate to watch: {self.fast.reason}")
+        if certificate_digest(certificate) != self.monitor.digest:
             raise CertificateError("the monitor watches another certificate; make one for this one")
-        if not 0.0 < rate <= 1.0:
-            raise InputError(f"rate is the share of episodes audited, in (0, 1]; got {rate}")
-        self.fast = fast
-        self.monitor = monitor
-        self._rate = rate
-        self._telemetry = telemetry
-        self._shadow = Shadow(executor, fast.planner.device)
-        self._excess = excess_under(certificate, fast.planner, reference, metric, tolerance)
+        if not 0.0 < self.rate <= 1.0:
+            raise InputError(f"rate is the share of episodes audited, in (0, 1]; got {self.rate}")
+        terms = self.reference, self.metric, self.tolerance
+        self._excess = excess_under(certificate, planner, *terms)
+        self._shadow = Shadow(executor, planner.device)
         self._whole_episodes = certificate.unit == "episode"
-        self._full = CachedPlanner(fast.planner, None, "full")
+        self._full = CachedPlanner(planner, None, "full")
         self._random = np.random.default_rng(seed)
         self._episode: _Episode | None = None
 
@@ -130,20 +113,16 @@ class Monitored:
                 log_once(f"a call could not be kept for an audit: {type(error).__name__}: {error}")
             if episode is None:
                 self.end_episode()
-        if self._telemetry is not None:
-            self._telemetry.observe(
-                record,
-                call=call,
-                episode=None if episode is None else str(episode),
-                certificate=self.monitor.digest,
-                drift_warning=self.monitor.warning,
-            )
+        if self.telemetry is not None:
+            name, digest = None if episode is None else str(episode), self.monitor.digest
+            said = {"call": call, "episode": name, "certificate": digest}
+            self.telemetry.observe(record, **said, drift_warning=self.monitor.warning)
         return trajectory, record
 
     def _watch(self, batch: HeldCall, record: Record, episode: Hashable | None, call: str) -> None:
         """Keep what an audit may need: the rows of a batch are so many calls."""
         if self._episode is None:
-            self._episode = _Episode(episode, bool(self._random.random() < self._rate))
+            self._episode = _Episode(episode, bool(self._random.random() < self.rate))
         kept = self._episode
         for row in range(len(batch.trajectory)):
             kept.calls += 1
@@ -188,7 +167,7 @@ class Monitored:
         labels = {"robot": self.monitor.robot}
         waiting, blind = len(self._shadow), self._shadow.blind is not None
         return [
-            *(() if self._telemetry is None else self._telemetry.samples()),
+            *(() if self.telemetry is None else self.telemetry.samples()),
             *self.monitor.samples(),
             Sample("audits_waiting", "gauge", waiting, "Audits not yet run.", labels),
             Sample("blind", "gauge", blind, "1 while nobody can audit.", labels),

@@ -121,10 +121,7 @@ class Drift:
     The rank of a new estimate among all before it, ties broken at random, is uniform and
     independent of earlier ranks while estimates are exchangeable (Vovk). The bet is Vovk's jumper,
     ``1 + b (u - 1/2)`` with b in {-2..2}; at each step a little wealth changes b, at three rates.
-
-    Args:
-        estimates: of calls before deployment; may be empty.
-        seed: of the tie-breaking; None for fresh entropy.
+    The first estimates, of calls before deployment, may be none; ``seed`` is of the tie-breaking.
     """
 
     def __init__(self, estimates: Iterable[float], seed: int | None = None) -> None:

@@ -77,9 +77,7 @@ def excess_under(
 ) -> Callable[[Sequence[HeldCall]], float | None]:
     """:func:`excess_of` as a certificate measures; functions that are the user's own are given.
 
-    Raises:
-        CertificateError: the reference is missing, or is another planner.
-        InputError: a function is missing, or is another one.
+    A missing or other reference is a CertificateError, such a function an InputError.
     """
     if reference is None and certificate.reference is not None:
         raise CertificateError(
@@ -127,6 +125,7 @@ def _in_stream(stream: torch.cuda.Stream, copied: torch.cuda.Event, work: Work) 
         return work()
 
 
+@dataclass(eq=False)
 class Shadow:
     """A short queue of audits; nothing here makes a planning call wait.
 
@@ -139,18 +138,15 @@ class Shadow:
     they come, violations that happen to finish first would be counted before the kept promises of
     earlier calls, and raise an alarm on a selection. So an audit that raises is tried again and
     never skipped; until it succeeds the monitor is blind.
-
-    Args:
-        executor: say ``ThreadPoolExecutor(1)``; on a GPU audits run on a stream of their own.
-        device: where the planner runs.
     """
 
-    def __init__(self, executor: Executor | None, device: torch.device) -> None:
-        self.executor = executor
-        self._device = device
+    executor: Executor | None  # say ThreadPoolExecutor(1)
+    device: torch.device  # of the planner; on a GPU audits run on a stream of their own
+
+    def __post_init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if self.device.type == "cuda":
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._queue: deque[Pending] = deque()
         self._dead: str | None = None
 
@@ -173,7 +169,7 @@ class Shadow:
         """Queue an audit; never raises, and never runs it."""
         if self._stream is not None:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(torch.cuda.current_stream(self._device))
+            copied.record(torch.cuda.current_stream(self.device))
             work = partial(_in_stream, self._stream, copied, work)
         self._queue.append(Pending(call, work))
         self._hand_over(self._queue[-1])

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -34,9 +34,6 @@ class JsonLines:
         path: file to append to; its folder is made when it is first written.
         limit: size in bytes beyond which the file becomes ``path.1``, that ``path.2``, and so on.
         keep: rotated files that are kept.
-
-    Attributes:
-        lost: lines that could not be written.
     """
 
     def __init__(self, path: str | Path, *, limit: int | None = None, keep: int = 4) -> None:
@@ -45,7 +42,7 @@ class JsonLines:
         self.path = Path(path)
         self._limit = limit
         self._keep = keep
-        self.lost = self._unsaid = 0
+        self.lost = self._unsaid = 0  # lines that could not be written
 
     def append(self, entry: dict[str, Any], *, sync: bool = False) -> bool:
         """Write one line; False, and counted, if it could not be written. Never raises.
@@ -196,53 +193,6 @@ def serve_metrics(
     return server
 
 
-class Telemetry:
-    """Writes a line per planning call and keeps the counters of a process.
-
-    Args:
-        log: where lines go, ordered by ``sequence``; None counts only.
-        robot: name of this robot.
-        clock: wall clock for people; jumps back are counted and change nothing else.
-    """
-
-    def __init__(
-        self,
-        log: JsonLines | None = None,
-        *,
-        robot: str = "robot",
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self.robot = robot
-        self._log = log
-        self._clock = clock
-        self._latest = -math.inf
-        self._counts = dict.fromkeys(_COUNTERS, 0.0)
-
-    def observe(self, record: Record, **more: Any) -> None:
-        """Count a call and write its line; ``more`` is added to the line. Never raises."""
-        now, counts = self._clock(), self._counts
-        counts["clock_jumps"] += now < self._latest
-        self._latest = now
-        counts["calls"] += 1
-        counts["trajectories"] += len(record.evaluations)
-        counts["evaluations"] += int(record.evaluations.sum())
-        counts["seconds"] += record.seconds
-        counts["fallbacks"] += record.fallbacks
-        if self._log is not None:
-            names = ("seconds", "evaluations", "estimate", "bound", "rank", "fallback")
-            line = {"kind": "call", "robot": self.robot, "sequence": int(counts["calls"])}
-            known = {name: getattr(record, name) for name in names}
-            self._log.append({**line, "time": now, **known, **more})
-
-    def samples(self) -> list[Sample]:
-        """Counters for :func:`render`."""
-        counts = {**self._counts, "lines_lost": 0 if self._log is None else self._log.lost}
-        return [
-            Sample(name, "counter", counts[name], explained, {"robot": self.robot})
-            for name, explained in _COUNTERS.items()
-        ]
-
-
 _COUNTERS = {
     "calls": "Planning calls.",
     "trajectories": "Trajectories planned.",
@@ -252,3 +202,41 @@ _COUNTERS = {
     "clock_jumps": "Times the wall clock went backwards.",
     "lines_lost": "Log lines not written.",
 }
+
+
+@dataclass(eq=False)
+class Telemetry:
+    """Writes a line per planning call and keeps the counters of a process."""
+
+    log: JsonLines | None = None  # where lines go, ordered by ``sequence``; None counts only
+    _: KW_ONLY
+    robot: str = "robot"
+    clock: Callable[[], float] = time.time  # for people; jumps back are counted, nothing else
+
+    def __post_init__(self) -> None:
+        self._latest = -math.inf
+        self._counts = dict.fromkeys(_COUNTERS, 0.0)
+
+    def observe(self, record: Record, **more: Any) -> None:
+        """Count a call and write its line; ``more`` is added to the line. Never raises."""
+        now, counts = self.clock(), self._counts
+        counts["clock_jumps"] += now < self._latest
+        self._latest = now
+        counts["calls"] += 1
+        counts["trajectories"] += len(record.evaluations)
+        counts["evaluations"] += int(record.evaluations.sum())
+        counts["seconds"] += record.seconds
+        counts["fallbacks"] += record.fallbacks
+        if self.log is not None:
+            names = ("seconds", "evaluations", "estimate", "bound", "rank", "fallback")
+            line = {"kind": "call", "robot": self.robot, "sequence": int(counts["calls"])}
+            known = {name: getattr(record, name) for name in names}
+            self.log.append({**line, "time": now, **known, **more})
+
+    def samples(self) -> list[Sample]:
+        """Counters for :func:`render`."""
+        counts = {**self._counts, "lines_lost": 0 if self.log is None else self.log.lost}
+        return [
+            Sample(name, "counter", counts[name], explained, {"robot": self.robot})
+            for name, explained in _COUNTERS.items()
+        ]

@@ -119,24 +119,16 @@ def tabulate(envelope: StepEnvelope, scores: FloatArray) -> tuple[_Float32Array,
 
 @dataclass(frozen=True, eq=False)
 class Envelope:
-    """Tables of U_t for all eligible steps, and where they come from.
+    """Tables of U_t for all eligible steps, and where they come from."""
 
-    Attributes:
-        eligible: step indices that have a table, in order.
-        grid, upper: scores, increasing along each row, and U_t there; (eligible, 256) fp32.
-        risk, samples: alpha of a call, and the M samples per decision that share it.
-        calls, index: calibration calls, and k, which of their sorted residuals was taken.
-        void: k had to be lowered to the largest residual, so the level was not reached.
-    """
-
-    eligible: tuple[int, ...]
-    grid: Tensor
-    upper: Tensor
-    risk: float
-    samples: int
-    calls: int
-    index: int
-    void: bool
+    eligible: tuple[int, ...]  # step indices that have a table, in order
+    grid: Tensor  # scores, increasing along each row, (eligible, 256) fp32
+    upper: Tensor  # U_t there
+    risk: float  # alpha of a call
+    samples: int  # the paper's M: samples per decision that share it
+    calls: int  # of the calibration
+    index: int  # k: which of their sorted residuals was taken
+    void: bool  # k had to be lowered to the largest residual, so the level was not reached
     _tables: dict[torch.device, tuple[Tensor, Tensor]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -146,13 +138,12 @@ class Envelope:
 
         They are interpolated in the table; scores (batch,) are clamped to the grid, NaN gives NaN.
         """
-        try:
-            row = self.eligible.index(step)
-        except ValueError:
+        if step not in self.eligible:
             raise InputError(
                 f"step {step} has no envelope; eligible are {self.eligible[0]} to "
                 f"{self.eligible[-1]} ({len(self.eligible)} steps)"
-            ) from None
+            )
+        row = self.eligible.index(step)
         if score.device not in self._tables:  # moved to a device once
             self._tables[score.device] = self.grid.to(score.device), self.upper.to(score.device)
         grid, upper = (table[row] for table in self._tables[score.device])
@@ -172,12 +163,10 @@ def fit_envelope(
         pairs: scores and errors of one probe.
         risk: alpha, the share of calls in which a reuse error may exceed its bound.
         samples: M, where one of M sampled trajectories is picked and the risk is shared.
-        strict: refuse calls too few for the level. False takes the largest residual instead, as
-            published (``k <- min(k, n)``), and marks the envelope void.
+        strict: raise CalibrationError where calls are too few for the level, with how many are
+            needed. False takes the largest residual instead, as published (``k <- min(k, n)``),
+            and marks the envelope void.
         seed: of the permutation that halves the calls; 0 is the published one.
-
-    Raises:
-        CalibrationError: too few calls; says how many are needed in all.
     """
     sharing = risk, len(pairs.eligible), samples
     train, held = split_calls(pairs.calls, seed)

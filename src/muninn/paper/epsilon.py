@@ -49,9 +49,7 @@ def eligible_steps(
 
     With the paper's t = steps - index: ``suffix < t <= steps - prefix``. Prefix and suffix are
     always evaluated, ceil(0.10 T) steps each by default; so is the first step, whatever they are.
-
-    Raises:
-        InputError: a count is negative, or no step is left.
+    Negative counts, and none left, are an InputError.
 
     >>> eligible_steps(10)
     (1, 2, 3, 4, 5, 6, 7, 8)

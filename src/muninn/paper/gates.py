@@ -34,15 +34,11 @@ class Gate(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """Algorithm 1: reuse while the bounded cost of doing so fits into what is left of a budget.
-
-    The tolerance is the budget of each trajectory; a unit of the envelope's bound U_t on the reuse
-    error costs ``weights[step]``.
-    """
+    """Algorithm 1: reuse while the bounded cost of doing so fits into what is left of a budget."""
 
     envelope: Envelope
-    tolerance: float
-    weights: tuple[float, ...]
+    tolerance: float  # the budget of each trajectory
+    weights: tuple[float, ...]  # by step: what a unit of U_t, the bound on the reuse error, costs
 
     def start(self, rows: int, device: torch.device) -> Tensor:
         """The whole budget for every trajectory."""

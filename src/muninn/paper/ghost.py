@@ -38,14 +38,10 @@ _KEY, _KIND = "muninn_paper", "ghost-pairs-1"
 
 @dataclass(frozen=True, eq=False)
 class GhostPairs:
-    """Scores and errors of one probe, the calibration sets S_cal(t) of all steps.
+    """Scores and errors of one probe, the calibration sets S_cal(t) of all steps."""
 
-    Both are (calls, steps) float64, with NaN scores at step 0 and NaN errors at steps that are
-    not eligible.
-    """
-
-    scores: FloatArray
-    errors: FloatArray
+    scores: FloatArray  # (calls, steps) float64, NaN at step 0
+    errors: FloatArray  # the same, NaN at steps that are not eligible
     eligible: tuple[int, ...]
 
     def __post_init__(self) -> None:
@@ -89,11 +85,7 @@ class GhostPairs:
 
     @classmethod
     def load(cls, path: str | Path) -> GhostPairs:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            InputError: the file is missing, damaged, or holds something else.
-        """
+        """Read what :meth:`save` wrote; InputError if it is missing, damaged or something else."""
         if not Path(path).is_file():
             raise InputError(f"{path}: no such file; calibrate first or check the path")
         try:
@@ -129,10 +121,8 @@ def anchor_steps(steps: int, eligible: Sequence[int], stride: int = STRIDE) -> t
 def full_chain(planner: Planner, context: Context, noise: Noise) -> tuple[list[Tensor], Tensor]:
     """Full compute: the effective noise prediction (batch, *shape) of every step, and trajectories.
 
-    These are bit-identical to :meth:`muninn.model.planner.Planner.sample` with the same noise.
-
-    Raises:
-        DenoiserError: a prediction has the wrong type, shape or device, or is not finite.
+    These are bit-identical to :meth:`muninn.model.planner.Planner.sample` with the same noise. A
+    prediction of the wrong type, shape or device, or not finite, is a DenoiserError.
     """
     kept, finite = list[Tensor](), list[Tensor]()
 
@@ -167,11 +157,8 @@ def ghost_chain(
 
     Returns:
         Scores (probes, batch, steps), NaN at step 0, and errors (batch, steps), the label
-        ``||eps_full - eps_cache||_F / sqrt(H d)``, NaN where not eligible; both float64.
-
-    Raises:
-        InputError: the arguments do not fit together.
-        DenoiserError: a score is not finite.
+        ``||eps_full - eps_cache||_F / sqrt(H d)``, NaN where not eligible; both float64. A score
+        that is not finite is a DenoiserError.
     """
     steps = len(planner.sampler)
     anchors = set(anchor_steps(steps, eligible, stride))

@@ -19,16 +19,7 @@ from torch import Tensor, nn
 from muninn.context import Context, select
 from muninn.errors import InputError
 from muninn.model.denoiser import Denoiser, check_prediction
-from muninn.paper.recording import (
-    Forward,
-    Kept,
-    Recorded,
-    StandIn,
-    rebuilt,
-    record,
-    replaced,
-    require_eager,
-)
+from muninn.paper.recording import Forward, Kept, Recorded, StandIn, rebuilt, record, replaced
 
 POOLS = {"time_last": 2, "tokens": 1, "none": None}
 """Axis over which the named submodule's output is averaged, to become (batch, width)."""
@@ -78,9 +69,6 @@ class NamedSplit:
         pool: how its output becomes the feature (batch, width): ``time_last`` (mean over the last
             axis of (batch, width, time)), ``tokens`` (mean over axis 1 of (batch, tokens, width)),
             ``none``, or a function of the output.
-
-    Raises:
-        InputError: unknown name or pool, or a module whose forward cannot be replaced.
     """
 
     def __init__(
@@ -91,7 +79,7 @@ class NamedSplit:
                 f"unknown pool {pool!r}; choose one of {', '.join(POOLS)}, or give a function that "
                 "maps the submodule's output to (batch, width)"
             )
-        require_eager(denoiser, module)
+        _require_eager(denoiser, module)
         named = dict(module.named_modules(remove_duplicate=False))
         if not name or name not in named:
             known = [key for key in named if key]
@@ -259,3 +247,24 @@ def _once() -> StandIn:
         return original(*args, **kwargs)
 
     return once
+
+
+def _require_eager(denoiser: Any, module: Any) -> None:
+    """Raise InputError for a part that does not call submodules through ``forward``, right here."""
+    if not isinstance(module, nn.Module):
+        raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    compiled = "_torchdynamo_orig_callable"
+    parts = {f"submodule {name!r}": part for name, part in module.named_modules() if name}
+    for name, part in {"module": module, **parts, "denoiser": denoiser}.items():
+        kinds = {
+            "scripted": isinstance(part, torch.jit.ScriptModule),
+            "data-parallel": isinstance(part, nn.DataParallel),
+            "compiled": hasattr(part, compiled)
+            or hasattr(getattr(part, "forward", None), compiled)
+            or getattr(part, "_compiled_call_impl", None) is not None,
+        }
+        for kind in (kind for kind, found in kinds.items() if found):
+            raise InputError(
+                f"{name} is {kind}, so calls in it cannot be recorded; give the plain network, and "
+                "a denoiser that calls that"
+            )

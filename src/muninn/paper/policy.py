@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 import numpy as np
 import torch
@@ -39,36 +39,25 @@ class PaperRecord(Record):
     rho: FloatArray = field(default_factory=lambda: np.zeros(0))
 
 
+@dataclass(eq=False)
 class ProbedPlanner:
-    """A planner whose denoiser's core runs only where a gate over the probe asks for it.
+    """A planner whose denoiser's core runs only where a gate over the probe asks for it."""
 
-    Args:
-        gate: :func:`muninn.paper.paper_budget` for the published method.
-        eligible: steps at which reuse is allowed; all but a tenth at either end by default.
-        longest_age: most steps a prediction may be reused for; None as published.
-    """
+    planner: Planner
+    probe: Probe
+    gate: Gate  # muninn.paper.paper_budget for the published method
+    _: KW_ONLY
+    # Steps at which reuse is allowed; all but a tenth at either end by default.
+    eligible: InitVar[Sequence[int] | None] = None
+    longest_age: int | None = None  # most steps a prediction may be reused for; None as published
 
-    def __init__(
-        self,
-        planner: Planner,
-        probe: Probe,
-        gate: Gate,
-        *,
-        eligible: Sequence[int] | None = None,
-        longest_age: int | None = None,
-    ) -> None:
-        steps = len(planner.sampler)
-        chosen = eligible_steps(steps) if eligible is None else tuple(eligible)
-        if chosen:  # none is full compute
-            require_eligible(chosen, steps)
-        if longest_age is not None and longest_age < 1:
-            raise InputError(f"longest_age must be at least 1 or None, got {longest_age}")
-        self.planner = planner
-        self.probe = probe
-        self.gate = gate
-        self.eligible = frozenset(chosen)
-        self.longest_age = longest_age
-        self._score = SCORES[probe.score]
+    def __post_init__(self, eligible: Sequence[int] | None) -> None:
+        steps = len(self.planner.sampler)
+        self._eligible = eligible_steps(steps) if eligible is None else tuple(eligible)
+        if self._eligible:  # none is full compute
+            require_eligible(self._eligible, steps)
+        if self.longest_age is not None and self.longest_age < 1:
+            raise InputError(f"longest_age must be at least 1 or None, got {self.longest_age}")
 
     @torch.no_grad()
     def __call__(
@@ -89,7 +78,7 @@ class ProbedPlanner:
         rows, device = len(x), x.device
         autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else x.dtype
-        cached: Tensor | None = None
+        cached = torch.empty_like(x, dtype=dtype)  # step 0 evaluates every row
         age = torch.zeros(rows, dtype=torch.long, device=device)
         state = self.gate.start(rows, device)
         before = torch.empty(0)
@@ -101,10 +90,10 @@ class ProbedPlanner:
             reuse = torch.zeros(rows, dtype=torch.bool, device=device)
             cost = torch.zeros_like(state)
             if step > 0:
-                allowed = torch.full_like(reuse, step in self.eligible)
+                allowed = torch.full_like(reuse, step in self._eligible)
                 if self.longest_age is not None:
                     allowed &= age < self.longest_age
-                score = self._score(feature, before)
+                score = SCORES[self.probe.score](feature, before)
                 reuse, cost, state = self.gate.decide(step, score, allowed, state)
             before = feature
             spent.append(cost)
@@ -113,18 +102,13 @@ class ProbedPlanner:
             fresh = (~reuse).nonzero().squeeze(1)
             everything, after = len(fresh) == rows, x
             if not everything:
-                assert cached is not None  # step 0 evaluates every row
                 after = reused(planner, x, cached, step, noise, context)
             if len(fresh):
                 own: Tensor | slice = slice(None) if everything else fresh
                 at, told, known = x[own], told[own], select(context, own)
                 prediction = split.core(select(hidden, own), at, told, known)
                 prediction = check_prediction(prediction, at, None)
-                value = used_epsilon(sampler, at, prediction, step)
-                if cached is None:
-                    cached = value.to(dtype).clone()
-                else:
-                    cached[own] = value.to(dtype)
+                cached[own] = used_epsilon(sampler, at, prediction, step).to(dtype)
                 moved = planner.advance(at, prediction, step, noise.at(step, own), known)
                 after = moved if everything else after.index_copy(0, fresh, moved)
             x = after

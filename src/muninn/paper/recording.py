@@ -31,22 +31,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One finished call of a submodule, with a batch of some rows.
-
-    Attributes:
-        shapes: of its input tensors, in order.
-        written: values after the call of the inputs it wrote into, by position.
-        output: what it returned, with a copy of each tensor in a :class:`Kept`.
-        view: whether it only gave its inputs another shape.
-    """
+    """One finished call of a submodule, with a batch of some rows."""
 
     module: nn.Module
     name: str
     batch: int
-    shapes: tuple[torch.Size, ...]
-    written: dict[int, Tensor]
-    output: Any
-    view: bool
+    shapes: tuple[torch.Size, ...]  # of its input tensors, in order
+    written: dict[int, Tensor]  # values after the call of the inputs it wrote into, by position
+    output: Any  # what it returned, with a copy of each tensor in a Kept
+    view: bool  # it only gave its inputs another shape
 
     def answer(
         self, original: Forward, rows: Tensor | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -157,31 +150,6 @@ def rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
             object.__setattr__(twin, field.name, rebuilt(getattr(value, field.name), change))
         return twin
     return change(value)
-
-
-def require_eager(denoiser: Any, module: Any) -> None:
-    """Refuse what does not call its submodules through ``forward`` in this process and thread.
-
-    Raises:
-        InputError: a part is compiled, scripted or data-parallel, or module is no module.
-    """
-    if not isinstance(module, nn.Module):
-        raise InputError(f"module must be a torch.nn.Module, got {type(module).__name__}")
-    compiled = "_torchdynamo_orig_callable"
-    parts = {f"submodule {name!r}": part for name, part in module.named_modules() if name}
-    for name, part in {"module": module, **parts, "denoiser": denoiser}.items():
-        kinds = {
-            "scripted": isinstance(part, torch.jit.ScriptModule),
-            "data-parallel": isinstance(part, nn.DataParallel),
-            "compiled": hasattr(part, compiled)
-            or hasattr(getattr(part, "forward", None), compiled)
-            or getattr(part, "_compiled_call_impl", None) is not None,
-        }
-        for kind in (kind for kind, found in kinds.items() if found):
-            raise InputError(
-                f"{name} is {kind}, so calls in it cannot be recorded; give the plain network, and "
-                "a denoiser that calls that"
-            )
 
 
 @contextmanager

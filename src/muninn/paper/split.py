@@ -152,10 +152,8 @@ def split_of(denoiser: Any, depth: str = "stem-1") -> Split:
 
     Takes a network with ``stem``, ``core`` and ``pool``; an object that holds such a network as
     ``network``, and nothing else, and calls it as ``network(x, timestep)``; and guidance around
-    either. With depth ``input`` it takes any denoiser.
-
-    Raises:
-        InputError: the depth is none of ``DEPTHS``, or the denoiser's stem cannot be known.
+    either. With depth ``input`` it takes any denoiser. Another depth, or a denoiser whose stem
+    cannot be known, is an InputError.
     """
     if depth not in DEPTHS:
         raise InputError(f"unknown probe depth {depth!r}; choose one of {', '.join(DEPTHS)}")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from muninn.programs.table import Table, steps_of
 View = Callable[[Tensor], Tensor]
 """What a metric looks at: an affine function of trajectories (batch, ...)."""
 
-RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-8)
+RIDGES = (1e-1, 1e-2, 1e-3, 1e-5, 1e-7)
 """Tried for every row, in shares of the features' mean square."""
 
 TRIMMED = 0.1
@@ -44,6 +45,9 @@ REMEMBERED = 96
 
 FEWEST = 8
 """Finite calls below which nothing is fitted."""
+
+ROUNDING = 16.0
+"""Units in the last place below which an error is rounding: nothing is fitted to it."""
 
 
 def overwritten(planner: Planner, context: Context) -> Tensor | None:
@@ -199,13 +203,13 @@ class Fitter:
     ) -> FloatArray:
         """What is added to a row, (1 or channels, features): the best on held-out calls."""
         error = target.to(state.dtype) - state
-        parts = [*features, error]
+        parts = [part * self._free for part in (*features, error)]
         if last and self.view is not None:
             origin = self.view(torch.zeros_like(error))
             parts = [self.view(part) - origin for part in parts]
-            columns = [part.flatten(1)[:, None] for part in parts]  # what is seen has no channels
-        else:
-            columns = [(part * self._free).movedim(-1, 1).flatten(2) for part in parts]
+            if not _keeps_channels(self.view, error):
+                parts = [part[..., None] for part in parts]
+        columns = [part[:, None].flatten(1, -2).transpose(1, 2) for part in parts]
         stacked = torch.stack(columns, dim=2).double()  # (calls, channels, features + 1, ...)
         gram = (stacked @ stacked.transpose(2, 3)).cpu().numpy()
         finite = self._usable & np.isfinite(gram).all(axis=(1, 2, 3))
@@ -219,19 +223,40 @@ class Fitter:
             return np.zeros((1, size))
         whole = gram.sum(axis=1, keepdims=True)
         best, least = np.zeros((1, size)), _trimmed(_errors(whole, np.zeros((1, size)))[judges])
+        scale = np.einsum("cdff->c", whole[:, :, :size, :size])[judges].mean() / size
+        floor = (ROUNDING * torch.finfo(self.planner.dtype).eps) ** 2 * scale
+        if least <= floor:
+            return best
         for ridge in RIDGES:
             delta = _solve(whole, fitted, ridge)
             error_left = _trimmed(_errors(whole, delta)[judges])
             if error_left < least:
                 best, least = delta, error_left
         apart = 1 < gram.shape[1] <= MOST_CHANNELS and size <= MOST_FEATURES
-        if apart and not self.planner.sampler.stochastic:
+        if apart and least > floor and not self.planner.sampler.stochastic:
             for ridge in RIDGES:
                 delta = _solve(gram, fitted, ridge)
                 error_left = _trimmed(_errors(gram, delta)[judges])
                 if error_left < WORTH * least:
                     best, least = delta, error_left
         return best
+
+
+def _keeps_channels(view: View, like: Tensor) -> bool:
+    """Whether each channel of what is seen depends on the same channel of the plan alone."""
+    generator = torch.Generator(like.device).manual_seed(0)
+    plan = torch.randn(1, *like.shape[1:], generator=generator, device=like.device).to(like.dtype)
+    origin = view(torch.zeros_like(plan))
+    if plan.shape[-1] > MOST_CHANNELS or origin.ndim < 2 or origin.shape[-1] != plan.shape[-1]:
+        return False
+    for channel in range(plan.shape[-1]):
+        alone = torch.zeros_like(plan)
+        alone[..., channel] = plan[..., channel]
+        seen = view(alone) - origin
+        seen[..., channel] = 0.0
+        if bool(seen.any()):
+            return False
+    return True
 
 
 def _combine(row: FloatArray, features: list[Tensor]) -> Tensor:
@@ -246,7 +271,8 @@ def _combine(row: FloatArray, features: list[Tensor]) -> Tensor:
 def _errors(gram: FloatArray, delta: FloatArray) -> FloatArray:
     """Squared error of each call, (calls,), after a correction (channels, features)."""
     full = np.concatenate([delta, np.full((len(delta), 1), -1.0)], axis=1)
-    return np.asarray(np.einsum("cdfg,df,dg->c", gram, full, full).clip(0.0))
+    pairs = full[:, :, None] * full[:, None, :]
+    return np.asarray((gram.reshape(len(gram), -1) @ pairs.ravel()).clip(0.0))
 
 
 def _trimmed(errors: FloatArray) -> float:
@@ -255,12 +281,12 @@ def _trimmed(errors: FloatArray) -> float:
     return float(kept.mean()) if len(kept) else np.inf
 
 
-def _solve(gram: FloatArray, calls: FloatArray, ridge: float) -> FloatArray:
+def _solve(gram: FloatArray, calls: npt.NDArray[np.bool_], ridge: float) -> FloatArray:
     """Ridge regression of the last feature on the others, per channel, without the worst calls."""
-    size = gram.shape[-1] - 1
-    kept = calls.copy()
+    size, flat = gram.shape[-1] - 1, gram.reshape(len(gram), -1)
+    kept = calls
     for _ in range(ROUNDS):
-        total = gram[kept].sum(axis=0)
+        total = (kept.astype(float) @ flat).reshape(gram.shape[1:])
         inner, cross = total[:, :size, :size], total[:, :size, size]
         level = ridge * np.einsum("dff->d", inner)[:, None, None] / size + 1e-300
         delta = np.linalg.solve(inner + level * np.eye(size), cross[..., None])[..., 0]

@@ -30,6 +30,8 @@ class Weights:
         self.sampler, self.states = sampler, list(states)
         last = sampler.steps[-1]
         self.levels = [*self.states, State(0.0, last.next_signal, last.next_noise)]
+        # With noise of its own a sampler's epsilon follows from the clipped x0 in a table, whether
+        # or not the sampler keeps the raw one: that noise is propagated with x0 held.
         self.raw = sampler.clip is not None and sampler.keep_epsilon and not sampler.stochastic
         self.units = np.eye(1 + 2 * len(self.states))
         self.rows: list[FloatArray] = []
@@ -170,7 +172,8 @@ def _uni_step(
         factor *= power + 1
         phi = phi / -h - 1.0 / factor
     weights = np.linalg.solve(matrix, np.array(right))
-    return base - after.signal * decay * (weights @ np.array(slopes))
+    slope: FloatArray = weights @ np.array(slopes)
+    return base - after.signal * decay * slope
 
 
 def _log_snr(state: State) -> float:
@@ -214,7 +217,7 @@ def heun(sampler: Sampler, states: Sequence[State]) -> Table:
     made = Weights(sampler, doubled)
     x = made.units[0]
     for place in range(len(states)):
-        at = max(2 * place, 0)
+        at = 2 * place
         made.evaluate(x)
         last = place == len(states) - 1
         level = made.levels[-1] if last else states[place + 1]
@@ -242,7 +245,8 @@ def taylor(sampler: Sampler, states: Sequence[State], order: int = 1) -> Table:
                 apart = nodes[place] - nodes[place - 1]
                 derivatives[k + 1] = (derivatives[k] - before[k]) / apart
         powers = [(targets - nodes[-1]) ** k / math.factorial(k) for k in range(order + 1)]
-        return np.array(powers).T @ derivatives
+        weights: FloatArray = np.array(powers).T @ derivatives
+        return weights
 
     return _cached(f"Taylor series {order}", sampler, states, sampler.kind, False, series)
 

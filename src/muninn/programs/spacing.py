@@ -10,6 +10,7 @@ Karras et al. (2022) and a large power is even in the log-SNR.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -58,7 +59,8 @@ def trained_states(sampler: Sampler) -> list[State]:
         return own
     power = sampler.schedule.alpha_bar
     trained = range(int(own[0].timestep), int(own[-1].timestep) - 1, -1)
-    return [State(t, float(power[t] ** 0.5), float((1.0 - power[t]) ** 0.5)) for t in trained]
+    # math.sqrt, as in the sampler's steps: a power of 0.5 may round differently.
+    return [State(t, math.sqrt(power[t]), math.sqrt(1.0 - power[t])) for t in trained]
 
 
 def spread_steps(steps: int, count: int) -> tuple[int, ...]:

@@ -48,12 +48,15 @@ class Table(AnyProgram, kind="table"):
         if count < 2 or weights.ndim != 3 or weights.shape[1] != count or len(noise) != count:
             raise InputError(
                 f"a table of {count} evaluations needs at least 2 of them, weights (channels, "
-                f"{count}, features) and as many of noise, got {weights.shape}, {len(noise)}"
+                f"{count}, features) and {count} weights of noise, got {weights.shape}, "
+                f"{len(noise)}"
             )
         if weights.shape[2] not in (1 + count, 1 + 2 * count) or not weights.shape[0]:
             raise InputError(f"{weights.shape[2]} features do not belong to {count} evaluations")
         if not np.isfinite(weights).all() or not np.isfinite(noise).all():
             raise InputError("a table needs finite weights")
+        if not np.isfinite(states).all() or min(state.noise for state in states) <= 0.0:
+            raise InputError("a table evaluates at finite states with noise above 0")
         for part in range(1, weights.shape[2], count):
             if np.triu(weights[:, :, part : part + count], 1).any():
                 raise InputError("a state of a table depends on an evaluation that comes later")
@@ -98,7 +101,8 @@ def embedded_differences(states: tuple[State, ...]) -> FloatArray:
 
     A gap is judged by how far the evaluation that ends it lies from the line through the two
     before it, in the angle ``atan2(noise, signal)``, weighed by the share of the noise that the
-    gap removes. It depends on a call's own predictions alone, so it costs no evaluation.
+    gap removes. Of states that are evaluated twice (Heun) the line goes through the later value.
+    It depends on the call's own predictions alone, so it costs no evaluation.
     """
     angle = np.array([np.arctan2(state.noise, state.signal) for state in states])
     ratio = np.tan(np.minimum(angle, np.pi / 2 - 1e-9))
@@ -106,10 +110,11 @@ def embedded_differences(states: tuple[State, ...]) -> FloatArray:
     for gap in range(1, len(states)):
         share = 1.0 - ratio[gap] / max(ratio[gap - 1], 1e-12)
         rows[gap - 1, gap] = 1.0
-        apart = angle[gap - 1] - angle[gap - 2] if gap > 1 else 0.0
-        slope = (angle[gap] - angle[gap - 1]) / apart if apart else 0.0
-        rows[gap - 1, gap - 1] -= 1.0 + slope
-        if slope:
-            rows[gap - 1, gap - 2] += slope
+        rows[gap - 1, gap - 1] = -1.0
+        others = np.flatnonzero(angle[:gap] != angle[gap - 1])
+        if others.size:
+            slope = (angle[gap] - angle[gap - 1]) / (angle[gap - 1] - angle[others[-1]])
+            rows[gap - 1, gap - 1] -= slope
+            rows[gap - 1, others[-1]] = slope
         rows[gap - 1] *= max(share, 0.0)
     return rows

@@ -38,6 +38,13 @@ def unet_teacher() -> Teacher:
     return Teacher(network, LOW, HIGH, 16, SCHEDULE, 0.03)
 
 
+def noise_unet_teacher() -> Teacher:
+    torch.manual_seed(0)
+    teacher = unet_teacher()
+    config = replace(teacher.network.config, predicts="epsilon")
+    return replace(teacher, network=TemporalUnet(config, SCHEDULE, 16).eval())
+
+
 def transformer_teacher() -> Teacher:
     torch.manual_seed(0)
     config = TransformerConfig(patch=4, width=16, blocks=4, heads=2, frame_width=8, time_width=16)
@@ -45,7 +52,7 @@ def transformer_teacher() -> Teacher:
     return Teacher(network, LOW, HIGH, 16, SCHEDULE, 0.03, clip=2.5)
 
 
-@pytest.mark.parametrize("build", [unet_teacher, transformer_teacher])
+@pytest.mark.parametrize("build", [unet_teacher, noise_unet_teacher, transformer_teacher])
 def test_a_teacher_survives_its_file(build: Callable[[], Teacher], tmp_path: Path) -> None:
     teacher = build()
     with torch.no_grad():
@@ -65,7 +72,7 @@ def test_a_teacher_survives_its_file(build: Callable[[], Teacher], tmp_path: Pat
     assert maze_planner(loaded).sampler.describe() == maze_planner(teacher).sampler.describe()
 
 
-@pytest.mark.parametrize("build", [unet_teacher, transformer_teacher])
+@pytest.mark.parametrize("build", [unet_teacher, noise_unet_teacher, transformer_teacher])
 def test_planners_sample_in_the_teachers_terms(build: Callable[[], Teacher]) -> None:
     teacher = build()
     described = maze_planner(teacher).sampler.describe()

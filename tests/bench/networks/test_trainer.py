@@ -152,7 +152,14 @@ def test_learning_rate_rises_and_ends_at_zero(tmp_path: Path) -> None:
     assert given.rate(100, 1.0) == given.rate(100, 1.2) == pytest.approx(0.0)
 
 
-@pytest.mark.parametrize(("network", "predicts"), [(TINY, "sample"), (TINY_TRANSFORMER, "epsilon")])
+@pytest.mark.parametrize(
+    ("network", "predicts"),
+    [
+        (TINY, "sample"),
+        (replace(TINY, predicts="epsilon"), "epsilon"),
+        (TINY_TRANSFORMER, "epsilon"),
+    ],
+)
 def test_training_learns_and_writes_its_files(
     network: NetworkConfig, predicts: str, tmp_path: Path
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -57,6 +59,16 @@ def test_output_scaling_is_the_best_linear_denoiser() -> None:
     torch.testing.assert_close(network.gain.square(), residual.float())
 
 
+def test_a_network_for_the_noise_gives_what_its_layers_give() -> None:
+    network = TemporalUnet(replace(TINY, predicts="epsilon"), SCHEDULE, 16).eval()
+    for parameter in network.project_out.parameters():
+        torch.nn.init.constant_(parameter, 0.0)
+    torch.nn.init.constant_(network.project_out.bias, 0.25)
+    x, t = torch.randn(3, 16, 6), torch.tensor([0, 7, 19])
+    assert (network.predicts, tiny_network().predicts) == ("epsilon", "sample")
+    torch.testing.assert_close(network(x, t), torch.full_like(x, 0.25))
+
+
 def test_an_untrained_block_changes_nothing() -> None:
     torch.manual_seed(0)
     network = TemporalUnet(TINY, SCHEDULE, 16)
@@ -67,7 +79,12 @@ def test_an_untrained_block_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("config", "horizon"),
-    [(TINY, 15), (UnetConfig(widths=(8, 12)), 16), (UnetConfig(widths=(8, 16), heads=3), 16)],
+    [
+        (TINY, 15),
+        (UnetConfig(widths=(8, 12)), 16),
+        (UnetConfig(widths=(8, 16), heads=3), 16),
+        (replace(TINY, predicts="v"), 16),
+    ],
 )
 def test_impossible_shapes_are_refused(config: UnetConfig, horizon: int) -> None:
     with pytest.raises(InputError):

@@ -10,7 +10,7 @@ import pytest
 
 from muninn.errors import InputError
 from muninn_bench.networks.runs import load_runs
-from muninn_bench.tasks.asv import data, routes
+from muninn_bench.tasks.asv import data
 from muninn_bench.tasks.asv.filter import TICK, Filter, Sensors
 from muninn_bench.tasks.asv.lake import (
     GOAL_RADIUS,
@@ -233,15 +233,15 @@ def test_routes_respect_speed_acceleration_and_turn_rate() -> None:
             pytest.approx(problem.goal),
         )
         assert (np.diff(route.times) > 0.0).all()
-        assert LAKE.clearance(route.positions).min() >= routes.MARGIN - 0.3
+        assert LAKE.clearance(route.positions).min() >= data.MARGIN - 0.3
         assert LAKE.to_obstacles(route.positions).min() > HULL_RADIUS
         speed = np.hypot(*route.velocities.T)
         assert speed[0] == speed[-1] == 0.0
-        assert speed.max() <= routes.CRUISE + 1e-9
-        assert (np.abs(np.diff(speed) / np.diff(route.times))).max() <= routes.ACCELERATION + 1e-6
+        assert speed.max() <= data.CRUISE + 1e-9
+        assert (np.abs(np.diff(speed) / np.diff(route.times))).max() <= data.ACCELERATION + 1e-6
         moving = speed > 0.3
         turn = np.abs(np.diff(np.unwrap(np.arctan2(*route.velocities[moving].T[::-1]))))
-        assert (turn / np.diff(route.times[moving])).max() <= 1.1 * routes.TURN_RATE
+        assert (turn / np.diff(route.times[moving])).max() <= 1.1 * data.TURN_RATE
 
 
 def test_data_do_not_depend_on_chunks_or_workers_and_survive_the_file(

@@ -36,7 +36,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def certify(policy: Any) -> Certificate:
-    family = Family(Forecast("sample", 1, True), (Everywhere(), Static((0, 1, 4, 9))), "static")
+    family = Family.of(Forecast("sample", 1, True), (Everywhere(), Static((0, 1, 4, 9))), "static")
     return muninn.calibrate(
         planner_of(policy),
         torch.randn(72, 3),

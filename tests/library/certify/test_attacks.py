@@ -163,7 +163,7 @@ def test_full_compute_is_full_compute_while_a_network_is_intercepted() -> None:
     own: Planner = planner(network)
     noise = own.draw_noise(3)
     expected = own.sample(contexts(3), noise=noise)
-    family = Family(Forecast("sample", 0, False), (Everywhere(), Static((0, 6, 11))), "static")
+    family = Family.of(Forecast("sample", 0, False), (Everywhere(), Static((0, 6, 11))), "static")
     intercept(network, own, certify(own, family=family, tolerance=100.0))
     for _ in range(3):
         assert torch.equal(own.sample(contexts(3), noise=noise), expected)

@@ -86,7 +86,7 @@ def test_a_path_is_as_good_as_a_certificate(tmp_path: Path, issued: Certificate)
 
 def test_adaptive_rows_each_get_their_own_record() -> None:
     plans = tuple(Adaptive(threshold, dense=2) for threshold in (0.01, 0.03, 0.08))
-    family = Family(Forecast("sample", 1), (Everywhere(), *plans), "adaptive")
+    family = Family.of(Forecast("sample", 1), (Everywhere(), *plans), "adaptive")
     fast = cache(planner(), certificate(family=family, calls=contexts(120)))
     noise = planner().draw_noise(12, generator=generator())
     together, record = fast(contexts(12), noise=noise)

@@ -65,7 +65,7 @@ def test_a_certificate_holds_on_fresh_calls_and_says_what_it_did(sampler: str) -
     last = issued.realised[issued.member - 1]
     assert last["member"] == issued.member and last["accepted"]
     assert last["violations"] < order_statistic(255, 0.1, 0.95)
-    assert last["evaluations_mean"] == len(FAMILY.plans[issued.member].anchors)  # type: ignore
+    assert last["evaluations_mean"] == len(FAMILY.member(issued.member).plan.anchors)  # type: ignore
     assert len(issued.estimates) == 255
     assert (issued.unit, issued.loop, issued.metric) == ("call", "open", "rms_step")
 

@@ -119,7 +119,7 @@ def test_a_family_chosen_by_time_is_kept_when_resumed(
         {"batch_size": 32},
         {"calls": contexts(72, seed=1)},
         {"planner": planner("ddpm")},
-        {"family": replace(FAMILY, plans=FAMILY.plans[:-1])},
+        {"family": replace(FAMILY, programs=FAMILY.programs[:-1])},
         {"reference": planner()},
     ],
 )

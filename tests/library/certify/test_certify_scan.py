@@ -14,7 +14,7 @@ import torch
 from certify_cases import (
     SHORT_FAMILY,
     STEPS,
-    TableUnits,
+    GivenUnits,
     certificate,
     contexts,
     drive,
@@ -41,16 +41,22 @@ from parallel_cases import Scaled, scaled
 
 def long_family(members: int) -> Family:
     plans = tuple(Static((0, *range(k, STEPS))) for k in range(2, members + 1))
-    return Family(Forecast("sample", 1), (Everywhere(), *plans), "static")
+    return Family.of(Forecast("sample", 1), (Everywhere(), *plans), "static")
 
 
-def scan(excess: FloatArray, allowed: int, chunk: int = 7, check_full: bool = False) -> Any:
+def scan(
+    excess: FloatArray,
+    allowed: int,
+    chunk: int = 7,
+    check_full: bool = False,
+    running: bool = True,
+) -> Any:
     family = long_family(excess.shape[1])
-    units = TableUnits(excess, family, chunk)
+    units = GivenUnits(excess, family, chunk)
     made = Scan(
         Measuring(units), family, Journal(), Map(), lambda description, total: lambda steps: None
     )
-    return *made.choose(list(range(units.count)), allowed, check_full), units
+    return *made.choose(list(range(units.count)), allowed, check_full, running), units
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
@@ -61,9 +67,10 @@ def test_units_measured_in_chunks_choose_what_the_whole_table_says(chunk: int) -
         excess[generator.random(excess.shape) < 0.3] = 0.4  # units come back into the tolerance
         excess[:, 0] = 0.0
         rank = order_statistic(60, 0.1, None)
-        member, outcomes, realised, units = scan(excess, rank - 1, chunk)
+        member, choosable, outcomes, realised, units = scan(excess, rank - 1, chunk)
         tolerated = (np.maximum.accumulate(excess, axis=1) <= 1.0).sum(axis=1) - 1
         assert member == choose_member(excess, 0.1, None) == np.sort(tolerated)[rank - 1]
+        assert choosable == member
         assert len(outcomes) == (60 if member else 0)
         assert [row["member"] for row in realised] == list(range(1, len(realised) + 1))
         assert [row["accepted"] for row in realised] == [k < member for k in range(len(realised))]
@@ -75,16 +82,32 @@ def test_a_unit_that_left_the_tolerance_counts_even_after_it_came_back() -> None
     excess[:3, 2] = 2.0  # three units leave at member 2 only
     excess[3:6, 3] = 2.0  # three others at member 3 only
     assert np.count_nonzero(excess > 1.0, axis=0).max() == 3  # each member alone looks fine
-    member, _, realised, _ = scan(excess, allowed=3)
-    assert member == 2
+    member, choosable, _, realised, _ = scan(excess, allowed=3)
+    assert member == choosable == 2
     assert [row["violations"] for row in realised] == [0, 3, 6]
     assert scan(excess, allowed=6)[0] == 4
 
 
+def test_a_confident_scan_counts_each_member_by_itself_and_says_who_may_be_chosen() -> None:
+    excess = np.full((40, 6), 0.5)
+    excess[:3, 2] = 2.0
+    excess[3:6, 3] = 2.0
+    excess[:4, 5] = 2.0
+    member, choosable, outcomes, realised, _ = scan(excess, allowed=3, running=False)
+    assert (member, choosable) == (4, 2)  # member 5 fails; by 3 six units have left somewhere
+    assert [row["violations"] for row in realised] == [0, 3, 3, 0, 4]
+    assert [row["accepted"] for row in realised] == [True] * 4 + [False]
+    assert [outcome.evaluations for outcome in outcomes] == [[STEPS - 4]] * 40
+    assert scan(excess, allowed=3, running=False, check_full=True)[:2] == (4, 2)
+    assert scan(excess, allowed=6, running=False)[:2] == (5, 5)
+    excess[:4, 1] = 2.0
+    assert scan(excess, allowed=3, running=False)[:2] == (0, 0)
+
+
 def test_full_compute_is_checked_only_against_a_reference() -> None:
     excess = np.full((40, 3), 2.0)
-    member, outcomes, _, units = scan(excess, allowed=3)
-    assert (member, outcomes) == (0, [])
+    member, choosable, outcomes, _, units = scan(excess, allowed=3)
+    assert (member, choosable, outcomes) == (0, 0, [])
     assert all(k > 0 for k, _ in units.measured)
     with pytest.raises(CalibrationError, match=r"full compute itself.*Raise the tolerance, dep"):
         scan(excess, allowed=3, check_full=True)

@@ -29,7 +29,7 @@ from muninn.programs.plan import Everywhere, Family, Static
 from muninn_bench.studies.coverage.mixture import mixture_planner as driven_planner
 
 STEPS = 20
-FAMILY = Family(
+FAMILY = Family.of(
     Forecast("sample", 1),
     (
         Everywhere(),

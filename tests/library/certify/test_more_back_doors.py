@@ -119,7 +119,7 @@ def their_loop(network: nn.Module, own: Planner, context: Tensor) -> Tensor:
 def test_an_intercepted_loop_runs_one_row_at_a_time_too() -> None:
     network = Crowded()
     own = planner(network)
-    family = Family(Forecast("sample", 1, False), (Everywhere(), Static((0, 1, 2, 5, 11))), "s")
+    family = Family.of(Forecast("sample", 1, False), (Everywhere(), Static((0, 1, 2, 5, 11))), "s")
     issued = certify(own, batch_size=1, family=family, tolerance=10.0)
     cached = intercept(network, own, issued)
     for rows, words in ((1, None), (3, "batch: the call has 3 rows")):
@@ -229,7 +229,7 @@ def test_a_network_that_could_not_be_asked_is_asked_again() -> None:
     own = planner(network)
     fast = cache(own, certify(own), on_mismatch="full")
     network.load_state_dict(Starved().state_dict())  # the same weights: identified again
-    network.left[0] = len(FAMILY.plans[2].anchors) + 2  # type: ignore[attr-defined]
+    network.left[0] = len(FAMILY.member(2).plan.anchors) + 2  # type: ignore[attr-defined]
     _, record = fast(contexts(1), noise=own.draw_noise(1))
     assert "OutOfMemoryError" in str(record.fallback[0])
     _, record = fast(contexts(1), noise=own.draw_noise(1))

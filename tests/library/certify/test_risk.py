@@ -14,6 +14,7 @@ from scipy import stats
 
 from certify_cases import uniform_tolerated
 from muninn.certify.risk import (
+    Scanned,
     choose_member,
     order_statistic,
     require_risk,
@@ -104,12 +105,12 @@ MATRICES = arrays.arrays(
 )
 
 
-@given(MATRICES, st.sampled_from([0.05, 0.1, 0.3]), st.sampled_from([None, 0.6]))
-def test_the_scan_chooses_the_order_statistic_of_what_units_tolerate(
-    excess: FloatArray, risk: float, confidence: float | None
+@given(MATRICES, st.sampled_from([0.05, 0.1, 0.3]))
+def test_a_marginal_scan_chooses_the_order_statistic_of_what_units_tolerate(
+    excess: FloatArray, risk: float
 ) -> None:
     excess[:, 0] = 0.0
-    rank = order_statistic(len(excess), risk, confidence)
+    rank = order_statistic(len(excess), risk, None)
     assume(rank > 0)
     by_hand = []
     for row in excess:
@@ -117,24 +118,42 @@ def test_the_scan_chooses_the_order_statistic_of_what_units_tolerate(
         while member + 1 < len(row) and row[member + 1] <= 1.0:
             member += 1
         by_hand.append(member)
-    assert choose_member(excess, risk, confidence) == sorted(by_hand)[rank - 1]
+    assert choose_member(excess, risk, None) == sorted(by_hand)[rank - 1]
 
 
-@given(MATRICES, st.integers(1, 25), st.integers(0, 20))
-def test_chunks_of_any_size_come_to_the_same_choice(
-    excess: FloatArray, chunk: int, allowed: int
+@given(MATRICES, st.sampled_from([0.05, 0.1, 0.3]))
+def test_a_confident_scan_ends_before_the_first_member_that_fails_by_itself(
+    excess: FloatArray, risk: float
 ) -> None:
-    whole, counts = scan_members(([column] for column in excess.T), len(excess), allowed)
+    excess[:, 0] = 0.0
+    rank = order_statistic(len(excess), risk, 0.6)
+    assume(rank > 0)
+    member = 0
+    while member + 1 < excess.shape[1] and (excess[:, member + 1] > 1.0).sum() < rank:
+        member += 1
+    assert choose_member(excess, risk, 0.6) == member
+
+
+@given(MATRICES, st.integers(1, 25), st.integers(0, 20), st.booleans())
+def test_chunks_of_any_size_come_to_the_same_choice(
+    excess: FloatArray, chunk: int, allowed: int, running: bool
+) -> None:
+    columns = ([column] for column in excess.T)
+    whole = scan_members(columns, len(excess), allowed, running=running)
     pieces = (
         [column[at : at + chunk] for at in range(0, len(column), chunk)] for column in excess.T
     )
-    accepted, partial = scan_members(pieces, len(excess), allowed)
-    assert accepted == whole
-    assert partial[:accepted] == counts[:accepted]
-    assert all(count > allowed for count in partial[accepted:])
+    found = scan_members(pieces, len(excess), allowed, running=running)
+    assert found.accepted == whole.accepted
+    for counts, partial in ((whole.own, found.own), (whole.running, found.running)):
+        assert partial[: found.accepted] == counts[: found.accepted]
+    rejected = (found.running if running else found.own)[found.accepted :]
+    assert all(count > allowed for count in rejected)
+    assert found.choosable(allowed) == whole.choosable(allowed)
 
 
-def test_the_scan_measures_no_more_than_it_needs() -> None:
+@pytest.mark.parametrize("running", [False, True])
+def test_the_scan_measures_no_more_than_it_needs(running: bool) -> None:
     seen: list[tuple[int, int]] = []
 
     def column(member: int) -> Iterator[FloatArray]:
@@ -142,8 +161,8 @@ def test_the_scan_measures_no_more_than_it_needs() -> None:
             seen.append((member, chunk))
             yield np.full(10, 2.0 if member == 2 else 0.5)
 
-    accepted, violations = scan_members(map(column, range(5)), 40, 12)
-    assert (accepted, violations) == (2, [0, 0, 20])
+    found = scan_members(map(column, range(5)), 40, 12, running=running)
+    assert found == Scanned(2, [0, 0, 20], [0, 0, 20])
     assert seen[-2:] == [(2, 0), (2, 1)]  # two chunks are enough to reject, and no member follows
 
 
@@ -206,8 +225,10 @@ def test_confident_risk_exceeds_alpha_as_often_as_the_binomial_tail_says(
 @given(MATRICES)
 def test_a_unit_that_came_back_still_counts(excess: FloatArray) -> None:
     running = np.maximum.accumulate(excess, axis=1)
-    _, counts = scan_members(([column] for column in excess.T), len(excess), len(excess))
-    np.testing.assert_array_equal(counts, np.count_nonzero(running > 1.0, axis=0))
+    columns = ([column] for column in excess.T)
+    found = scan_members(columns, len(excess), len(excess), running=True)
+    np.testing.assert_array_equal(found.running, np.count_nonzero(running > 1.0, axis=0))
+    np.testing.assert_array_equal(found.own, np.count_nonzero(excess > 1.0, axis=0))
 
 
 def bisect_member(column: Callable[[int], FloatArray], members: int, allowed: int) -> int:
@@ -235,8 +256,9 @@ def test_where_units_reenter_bisection_breaks_the_promise_and_the_scan_keeps_it(
             return np.where((draws < true_risk) & (member > 0), 2.0, 0.5)
 
         bisected.append(true_risk * (bisect_member(column, members, allowed) > 0))
-        accepted, _ = scan_members(([column(k)] for k in range(members)), units, allowed)
-        scanned.append(true_risk * (accepted > 1))
+        columns = ([column(k)] for k in range(members))
+        found = scan_members(columns, units, allowed, running=True)
+        scanned.append(true_risk * (found.accepted > 1))
     error = np.std(bisected) / math.sqrt(len(bisected))
     assert np.mean(bisected) > risk + 3 * error
     assert np.mean(scanned) <= risk

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from muninn.certify.search import EVEN, Found, Search
 
 import muninn
 from certify_cases import Interrupting, contexts
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import max_step, rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.search import EVEN, Found, Search
 from muninn.certify.tune import tune, tune_family
 from muninn.errors import InputError
 from muninn.model.planner import Planner

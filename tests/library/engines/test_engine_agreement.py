@@ -149,7 +149,7 @@ def test_bound_and_rank(kind: str, where: str, monkeypatch: pytest.MonkeyPatch) 
     eager = Planner(denoiser, sampler, SHAPE, condition=pin_start, device=device)
     graph = replace(eager, engine="graph")
     program = programs(sampler)[kind]
-    family = Family(program.forecast, (Everywhere(), program.plan), "one plan")
+    family = Family.of(program.forecast, (Everywhere(), program.plan), "one plan")
     certificate = muninn.calibrate(
         eager, contexts(120).to(device), tolerance=1.0, family=family, progress=False
     )

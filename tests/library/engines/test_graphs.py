@@ -123,7 +123,7 @@ def test_a_planner_names_its_engine(captures: list[Any]) -> None:
 
 def test_a_certificate_holds_for_its_engine(captures: list[Any]) -> None:
     graph = replace(planner_for(), engine="graph")
-    family = Family(Forecast("sample", 1), (Everywhere(), Static((0, 1, 2, 5, 9, 14, 19, 24))), "x")
+    family = Family.of(Forecast("sample", 1), (Everywhere(), Static((0, 1, 2, 5, 9, 14, 19, 24))), "x")
     certificate = muninn.calibrate(
         graph, contexts(90), tolerance=0.5, family=family, progress=False
     )

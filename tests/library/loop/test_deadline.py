@@ -64,7 +64,7 @@ def test_measured_times_are_those_of_the_evaluations() -> None:
 
 
 def test_an_adaptive_program_may_take_longer_than_was_seen() -> None:
-    gates = Family(
+    gates = Family.of(
         Forecast("sample", 0, False), (Everywhere(), Adaptive(1e9, dense=2, cap=4)), "adaptive"
     )
     planner = cases.planner()

@@ -153,5 +153,7 @@ def test_committed_families_are_read_and_written_as_they_were() -> None:
     """They name no kind of forecast, because there was only one."""
     data = json.loads((MODEL / "maze2d" / "family.json").read_text())
     family = Family.from_json(data["family"])
-    assert isinstance(family.forecast, Forecast) and isinstance(family.plans[0], Everywhere)
+    full = family.member(0)
+    assert isinstance(full, Program) and isinstance(full.plan, Everywhere)
+    assert all(isinstance(program, Program) for program in family.programs)
     assert json.dumps(family.to_json()) == json.dumps(data["family"])

@@ -137,10 +137,10 @@ def test_plans_survive_json(plan: Any) -> None:
     name=st.text(max_size=8),
 )
 def test_families_survive_json(plans: list[Any], order: int, look_back: bool, name: str) -> None:
-    family = Family(Forecast("sample", order, look_back), (Everywhere(), *plans), name)
+    family = Family.of(Forecast("sample", order, look_back), (Everywhere(), *plans), name)
     back = Family.from_json(json.loads(json.dumps(family.to_json())))
     assert back == family and len(back) == len(plans) + 1
-    assert back.member(1) == Program(family.forecast, plans[0])
+    assert back.member(1) == Program(Forecast("sample", order, look_back), plans[0])
 
 
 def test_anchors_from_arrays_become_plain_integers() -> None:
@@ -184,4 +184,4 @@ def test_an_unknown_plan_is_refused_with_the_known_ones(data: dict[str, Any]) ->
 @pytest.mark.parametrize("plans", [(Everywhere(),), (Static((0, 5)), Static((0, 7))), ()])
 def test_a_family_without_full_compute_first_or_with_nothing_else_is_refused(plans: Any) -> None:
     with pytest.raises(InputError, match=r"full compute \(Everywhere\) as member 0"):
-        Family(Forecast("sample"), plans, "static")
+        Family.of(Forecast("sample"), plans, "static")

@@ -57,11 +57,8 @@ def certified(
     raw: Raw, method: str, tolerance: float, risk: float, calls: int | None = None
 ) -> Choice:
     """What a certificate made from the calibrate cells of a method, or their first calls, names."""
-
-    def place(deviation: FloatArray) -> int:
-        return certified_place(deviation[:calls], tolerance, risk, raw.confidence)
-
-    return _choose(raw, method, place)
+    asked = (tolerance, risk, raw.confidence)
+    return _choose(raw, method, lambda deviation: certified_place(deviation[:calls], *asked))
 
 
 def heuristic(raw: Raw, method: str, tolerance: float, risk: float) -> Choice:
@@ -99,9 +96,8 @@ def _choose(raw: Raw, method: str, rule: Callable[[FloatArray], int]) -> Choice:
         place = rule(deviations(family)) if family else -1
     except CalibrationError:
         return Choice(-1, None, None, TOO_FEW)
-    if place < 0:
-        chosen, test = None, raw.full if family else None
-    else:
+    chosen, test = None, raw.full if family else None
+    if place >= 0:
         chosen = family[place]
         wanted = replace(chosen.key, stream=TEST)
         test = next((cell for cell in raw.family(method) if cell.key == wanted), None)

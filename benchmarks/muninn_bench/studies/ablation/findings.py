@@ -63,16 +63,14 @@ def quarter(raw: Raw) -> Iterator[Row | str]:
         "success", "success / full, %",
     )  # fmt: skip
     for method in sorted(raw.methods, key=lambda method: method != "full"):
-        share = 1 if method == "full" else 4
+        most = limit if method == "full" else limit / 4
         times = [(cell, raw.milliseconds(cell)) for cell in raw.family(method)]
-        timed = [(cell, own) for cell, own in times if own is not None]
-        within = [cell for cell, own in timed if own <= limit / share]
+        within = [cell for cell, own in times if own is not None and own <= most]
         if within:
             best = min(within, key=lambda cell: float(cell.deviation.mean()))
-            settings = _settings(raw, best) or None
-            own_figures = figures(raw, best, TOLERANCE, names)
-            yield {"method": title_of(method), "settings": settings, **own_figures}
-        elif timed:
+            about = {"method": title_of(method), "settings": _settings(raw, best) or None}
+            yield {**about, **figures(raw, best, TOLERANCE, names)}
+        elif any(own for _, own in times):
             late.append(title_of(method))
     if late:
         yield f"No timed member within a quarter: {', '.join(late)}."
@@ -105,8 +103,8 @@ def cost_model(raw: Raw) -> Iterator[Row | str]:
             "error with sampler": errors[-1][1],
         }
     if errors:
-        plain, whole = np.median(np.abs(errors), axis=0)
-        yield f"Median absolute error: {plain:.1%}, with the sampler {whole:.1%}."
+        middle = np.median(np.abs(errors), axis=0)
+        yield "Median absolute error: {:.1%}, with the sampler {:.1%}.".format(*middle)
 
 
 @table("overhead_probe", "Price of a probe")

@@ -11,12 +11,12 @@ from muninn_bench.measure.statistics import Estimate, mean, proportion
 from muninn_bench.report import style
 from muninn_bench.report.study_page import picture
 from muninn_bench.report.style import INK
-from muninn_bench.studies.ablation import findings
-from muninn_bench.studies.ablation.analysis import certified, probe_correlations
+from muninn_bench.studies.ablation import findings, promises
+from muninn_bench.studies.ablation.analysis import probe_correlations
 from muninn_bench.studies.ablation.published import risk_programs
 from muninn_bench.studies.ablation.raw import TEST, Cell, Raw
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE, UNITS
-from muninn_bench.studies.ablation.tables import BASELINES, CERTIFIED, FIGURES, TITLES
+from muninn_bench.studies.ablation.tables import BASELINES, CERTIFIED, FIGURES, TITLES, title_of
 
 # Okabe and Ito's palette and darker relatives; markers tell the lines apart without colour.
 CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -101,13 +101,11 @@ def promise(raw: Raw, axis: Any, _: None) -> None:
     the tolerance, confidence {confidence:g}. Lower is better; at the dashed line a method falls
     back to full compute.
     """
+    rows: Any = promises.promise(raw).rows
     for kind in (*BASELINES, *reversed(CERTIFIED)):
-        points = []
-        for tolerance in raw.tolerances:
-            method = f"{kind}-{tolerance:g}" if kind in CERTIFIED else kind
-            test = certified(raw, method, tolerance, RISK).test
-            points += [] if test is None else [(tolerance, float(test.evaluations.mean()))]
-        _line(axis, kind, points, CERTIFIED.get(kind, TITLES[kind]))
+        name = title_of(kind, tuned=False)
+        own = [row for row in rows if row["program"] == name and row["member"] is not None]
+        _line(axis, kind, [(row["tolerance"], row["evaluations"].value) for row in own], name)
     axis.axhline(raw.steps, color=INK, linestyle="--", linewidth=1)
     axis.set(xscale="log", xlabel="tolerance (deviation, normalised RMS per step)")
     axis.set(yscale="log", ylabel=f"mean evaluations of {raw.steps}")

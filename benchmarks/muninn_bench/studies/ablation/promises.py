@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -12,13 +14,7 @@ from muninn_bench.report.table import Row
 from muninn_bench.studies.ablation.analysis import HOLM_LEVEL, Choice, certified, deviations
 from muninn_bench.studies.ablation.raw import CALIBRATE, Raw
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE
-from muninn_bench.studies.ablation.tables import (
-    BASELINES,
-    CERTIFIED,
-    TITLES,
-    figures,
-    title_of,
-)
+from muninn_bench.studies.ablation.tables import BASELINES, CERTIFIED, TITLES, figures, title_of
 
 
 @table("vii_ours", "(vii) Our parts")
@@ -137,35 +133,29 @@ def promises_kept(raw: Raw) -> Iterator[Row | str]:
     rejected at 1% family-wise. A certificate may itself fail with probability {doubt:.2g} over its
     calibration draw. All rows share the same test calls, which Holm's method allows.
     """
-    tested: list[Row] = []
+    tested: list[dict[str, Any]] = []
     refused: list[Row] = []
-    excess, p_values = [], []
     for kind, name in CERTIFIED.items():
-        for tolerance in raw.tolerances_of(kind):
-            for risk in raw.risks:
-                choice = certified(raw, f"{kind}-{tolerance:g}", tolerance, risk)
-                row: Row = {"family": name, "tolerance": tolerance, "risk": risk}
-                if choice.test is None:
-                    refused.append({**row, "violating calls": choice.why})
-                    continue
-                beyond = choice.test.deviation > tolerance
-                count, calls = int(beyond.sum()), len(beyond)
-                excess.append(count / calls - risk)
-                p_values.append(excess_p_value(count, calls, risk))
-                row |= {"violating calls": count, "test calls": calls}
-                row |= {"violations": proportion(beyond), "violations - risk": excess[-1]}
-                tested.append({**row, "p-value": p_values[-1]})
-    for row, adjusted in zip(tested, holm(p_values), strict=True):
+        for tolerance, risk in product(raw.tolerances_of(kind), raw.risks):
+            choice = certified(raw, f"{kind}-{tolerance:g}", tolerance, risk)
+            about: Row = {"family": name, "tolerance": tolerance, "risk": risk}
+            if choice.test is None:
+                refused.append({**about, "violating calls": choice.why})
+                continue
+            beyond = choice.test.deviation > tolerance
+            count, calls = int(beyond.sum()), len(beyond)
+            about |= {"violating calls": count, "test calls": calls}
+            about |= {"violations": proportion(beyond), "violations - risk": count / calls - risk}
+            tested.append({**about, "p-value": excess_p_value(count, calls, risk)})
+    for row, adjusted in zip(tested, holm([row["p-value"] for row in tested]), strict=True):
         row |= {"adjusted p": adjusted, "rejected": "yes" if adjusted <= HOLM_LEVEL else "no"}
     yield from tested + refused
     if not tested:
         yield "No certificate could be tested."
         return
-    rejected = [
-        f"{row['family']} at {row['tolerance']:g}, risk {row['risk']:g}"
-        for row in tested
-        if row["rejected"] == "yes"
-    ]
+    words = "{family} at {tolerance:g}, risk {risk:g}"
+    rejected = [words.format(**row) for row in tested if row["rejected"] == "yes"]
+    excess = [row["violations - risk"] for row in tested]
     yield (
         f"Tested: {len(tested)}. Rejected: {'; '.join(rejected) or 'none'}. Largest violations - "
         f"risk: {max(excess):.4f}. Mean excess max(0, violations - risk): "

@@ -196,8 +196,8 @@ class Raw:
 
     def speed_up(self, cell: Cell) -> float | None:
         """Median time of full compute over that of a cell's program."""
-        full, own = self.timing.get("full_seconds"), self.milliseconds(cell)
-        return 1e3 * float(np.median(full)) / own if full and own else None
+        full, own = self.milliseconds(self.full), self.milliseconds(cell)
+        return full / own if full and own else None
 
     # -- the published method ----------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from muninn_bench.measure.statistics import mean, proportion
 from muninn_bench.report.table import Row, Value
-from muninn_bench.studies.ablation.analysis import NOT_MEASURED, Choice
+from muninn_bench.studies.ablation.analysis import Choice
 from muninn_bench.studies.ablation.raw import Cell, Raw
 
 TITLES = {
@@ -64,16 +64,16 @@ FIGURES: dict[str, Callable[[Raw, Cell, float], Value]] = {
 }
 
 
-def figures(raw: Raw, chosen: Cell | Choice | None, tolerance: float, names: Sequence[str]) -> Row:
+def figures(raw: Raw, chosen: Cell | Choice, tolerance: float, names: Sequence[str]) -> Row:
     """The figures called ``names`` of a program on the test stream.
 
-    Where there is no program, the first says why and the others are empty.
+    Where nothing was chosen, the first says why and the others are empty.
     """
-    cell = chosen.test if isinstance(chosen, Choice) else chosen
-    if cell is None:
-        why = chosen.why if isinstance(chosen, Choice) else NOT_MEASURED
-        return {**dict.fromkeys(names), names[0]: why}
-    return {name: FIGURES[name](raw, cell, tolerance) for name in names}
+    if isinstance(chosen, Choice):
+        if chosen.test is None:
+            return {**dict.fromkeys(names), names[0]: chosen.why}
+        chosen = chosen.test
+    return {name: FIGURES[name](raw, chosen, tolerance) for name in names}
 
 
 def relative_success(raw: Raw, cell: Cell) -> float | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,11 @@ _WORDS = (
 
 def all_tables(raw: Raw) -> list[Table]:
     """Every table of the study, in the order of the page."""
-    first = (promises.promise, promises.promises_kept, published.tolerances)
-    rest = (
+    makers: tuple[Callable[[Raw], Table], ...] = (
+        promises.promise,
+        promises.promises_kept,
+        published.tolerances,
+        *(partial(published.risks, tolerance=tolerance) for tolerance in raw.risk_tolerances),
         published.sensitivities,
         published.probes,
         published.forbidden,
@@ -44,8 +48,7 @@ def all_tables(raw: Raw) -> list[Table]:
         findings.probe_price,
         findings.frontier,
     )
-    risks = [published.risks(raw, tolerance=tolerance) for tolerance in raw.risk_tolerances]
-    return [*(make(raw) for make in first), *risks, *(make(raw) for make in rest)]
+    return [make(raw) for make in makers]
 
 
 def write_results(folder: Path, out: Path) -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -57,37 +58,32 @@ def fly_all(
         BaseException: the first that an episode, ``done`` or the planner raised.
     """
     needed = needs(programs.platform, trace)
-    told: SimpleQueue[_Job | Flight | BaseException] = SimpleQueue()
+    told: SimpleQueue[_Job | Future[Flight]] = SimpleQueue()
     failed: list[BaseException] = []
 
-    def work(number: int, ticket: Ticket) -> None:
-        def ask(program: str, request: Request) -> Reply:
-            job = _Job(number, program, request, Future())
-            told.put(job)
-            if failed:  # nobody may be left to answer
-                raise failed[0]
-            return job.answer.result()
+    def ask(number: int, program: str, request: Request) -> Reply:
+        job = _Job(number, program, request, Future())
+        told.put(job)
+        if failed:  # nobody may be left to answer
+            raise failed[0]
+        return job.answer.result()
 
-        try:
-            told.put(fly_one(programs, ticket, trace, needed, metric=metric, plan=ask))
-        except BaseException as error:
-            told.put(error)
+    given = partial(fly_one, programs, latency=trace, needed=needed, metric=metric)
 
     with ThreadPoolExecutor(len(tickets)) as crew:
         waiting: list[_Job] = []
         live = len(tickets)
         for number, ticket in enumerate(tickets):
-            crew.submit(work, number, ticket)
+            flown = crew.submit(given, ticket, plan=partial(ask, number))
+            flown.add_done_callback(told.put)
         try:
             while live:
-                match told.get():
-                    case _Job() as job:
-                        waiting.append(job)
-                    case Flight() as flight:
-                        live -= 1
-                        done(flight)
-                    case error:
-                        raise error
+                heard = told.get()
+                if isinstance(heard, _Job):
+                    waiting.append(heard)
+                else:
+                    live -= 1
+                    done(heard.result())
                 if waiting and len(waiting) == live:
                     waiting.sort(key=lambda job: job.number)
                     plans = programs.plan_all([(job.program, job.request) for job in waiting])

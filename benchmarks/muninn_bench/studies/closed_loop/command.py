@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from muninn.errors import InputError
-from muninn_bench.commands import Smoke, command_line
+from muninn_bench.commands import Smoke, Variant, command_line
 
 if TYPE_CHECKING:
     from muninn_bench.platform import Platform
@@ -42,9 +42,7 @@ class Robot:
 
 def fly(
     task: Annotated[str, typer.Option(help="crazyflie, asv or maze2d.")],
-    variant: Annotated[
-        str | None, typer.Option(help="Planner on the task; its first by default.")
-    ] = None,
+    variant: Variant = None,
     episodes: Annotated[int, typer.Option(help="Episodes of each method.")] = 20,
     method: Annotated[
         list[str] | None,

@@ -8,24 +8,15 @@ from pathlib import Path
 from rich.console import Console
 
 from muninn.files import write_whole
-from muninn_bench.report.style import TITLES
 from muninn_bench.report.table import markdown, print_table, write_csv
-from muninn_bench.studies.closed_loop import pictures
+from muninn_bench.report.tables import title
+from muninn_bench.studies.closed_loop import pictures, tables
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
 from muninn_bench.studies.closed_loop.loop import Flight, Recorder
 from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms, needs
-from muninn_bench.studies.closed_loop.tables import (
-    DEPLOYED,
-    Row,
-    call_rows,
-    compare_all,
-    episode_row,
-    method_rows,
-    of_method,
-)
 from muninn_bench.studies.closed_loop.traces import Replayed, Trace
 
-Columns = dict[str, Callable[[Row], str]]
+Columns = dict[str, Callable[[tables.Row], str]]
 
 
 def write_results(
@@ -34,17 +25,17 @@ def write_results(
     flights: Sequence[Flight],
     trace: Trace,
     command: str,
-) -> list[Row]:
+) -> list[tables.Row]:
     """Write everything; returns the rows of the summary."""
     certificate = programs.certificate
-    rows = method_rows(flights, certificate)
-    pairs = compare_all(flights)
-    deployed = of_method(flights, DEPLOYED)
+    rows = tables.method_rows(flights, certificate)
+    pairs = tables.compare_all(flights)
+    deployed = tables.of_method(flights, tables.DEPLOYED)
     files = {
-        "episodes": list(map(episode_row, flights)),
+        "episodes": list(map(tables.episode_row, flights)),
         "summary": rows,
         "comparisons": pairs,
-        "calls": call_rows(deployed, certificate),
+        "calls": tables.call_rows(deployed, certificate),
     }
     for name, found in files.items():
         if found:
@@ -65,7 +56,7 @@ def _draw_flight(
     """The flight of the deployed program that escaped most narrowly, flown again from its trace."""
     escaped = [flight for flight in flights if flight.outcome == "success"] or flights
     chosen = min(escaped, key=lambda flight: flight.smallest_clearance)
-    recorder, method = Recorder(programs.platform), METHODS[DEPLOYED]
+    recorder, method = Recorder(programs.platform), METHODS[tables.DEPLOYED]
     ticket, needed = Ticket(method, chosen.seed), needs(programs.platform, trace)
     fly_one(programs, ticket, Replayed(chosen.jobs), needed, watcher=recorder)
     pictures.plot_timeline(out / "timeline.png", recorder, programs.certificate)
@@ -76,10 +67,10 @@ def _draw_flight(
 # -- the page ----------------------------------------------------------------------------------
 
 
-def _show(pattern: str, scale: float, *names: str) -> Callable[[Row], str]:
+def _show(pattern: str, scale: float, *names: str) -> Callable[[tables.Row], str]:
     """A cell: a pattern filled with columns of a row, times a scale; "-" where one is missing."""
 
-    def cell(row: Row) -> str:
+    def cell(row: tables.Row) -> str:
         values = [row[name] for name in names]
         if any(value is None or value != value for value in values):
             return "-"
@@ -88,7 +79,7 @@ def _show(pattern: str, scale: float, *names: str) -> Callable[[Row], str]:
     return cell
 
 
-def _beyond(row: Row) -> str:
+def _beyond(row: tables.Row) -> str:
     promised = "promised" if row["promised"] else "not promised"
     return _show(f"{{:.1f}} ({promised})", 100, "beyond_tolerance")(row)
 
@@ -125,7 +116,7 @@ _PAIRED: Columns = {
 }
 
 
-def _table(columns: Columns, rows: Sequence[Row]) -> str:
+def _table(columns: Columns, rows: Sequence[tables.Row]) -> str:
     return markdown(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
 
 
@@ -141,7 +132,7 @@ _TERMINAL: Columns = {
 }
 
 
-def print_rows(console: Console, rows: Sequence[Row]) -> None:
+def print_rows(console: Console, rows: Sequence[tables.Row]) -> None:
     """The summary for a person at a terminal of 80 columns."""
     cells = [[cell(row) for cell in _TERMINAL.values()] for row in rows]
     print_table(console, list(_TERMINAL), cells)
@@ -152,16 +143,17 @@ def _fewer(programs: ClosedLoopPrograms) -> str:
     found = programs.fewer
     if found is None:
         return ""
+    name = title({"name": found.name, "tuned": found.tuned()})
     return (
-        f"Fewer steps: {TITLES.get(found.name, found.name)} ({found.table}), the best of the "
+        f"Fewer steps: {name} ({found.table}), the best of the "
         f"alternatives on {found.calls} tuning calls. "
     )
 
 
 def _page(
     programs: ClosedLoopPrograms,
-    rows: Sequence[Row],
-    pairs: Sequence[Row],
+    rows: Sequence[tables.Row],
+    pairs: Sequence[tables.Row],
     trace: Trace,
     command: str,
     drawn: dict[str, str],

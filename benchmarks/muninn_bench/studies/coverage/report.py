@@ -13,19 +13,12 @@ import numpy as np
 from muninn.certify.certificate import library_versions
 from muninn.files import write_whole
 from muninn_bench.measure.verdicts import Criterion, share_limit, verdicts
-from muninn_bench.report.style import save, subplots
+from muninn_bench.report.style import outside_legend, save, subplots
 from muninn_bench.report.table import markdown, write_csv
+from muninn_bench.studies.coverage import statistics
+from muninn_bench.studies.coverage.mixture import STEPS
 from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SETTINGS, SIZES, Options
-from muninn_bench.studies.coverage.statistics import (
-    DELTA,
-    EXCEEDS,
-    Row,
-    judge,
-    judge_trials,
-    rank_test,
-    summarise,
-    true_risks,
-)
+from muninn_bench.studies.coverage.statistics import DELTA, EXCEEDS, Row
 
 _COLOURS = ("#c2570c", "#2b6cb0", "#1a202c")  # of the sizes
 _TITLES = ("DDIM, calls", "DDPM, calls", "DDIM, closed-loop episodes")
@@ -40,26 +33,29 @@ def write_report(
     command: str,
 ) -> list[Criterion]:
     """Write everything into ``out``; the verdicts, as in its README."""
-    cells = {name: summarise(name, own, options.fresh) for name, own in repetitions.items()}
-    criteria = [one for name in cells for one in judge(name, cells[name], repetitions[name])]
-    criteria += [one for name, own in trials.items() for one in judge_trials(name, own)]
+    cells, criteria = {}, []
+    for name, own in repetitions.items():
+        cells[name] = statistics.summarise(name, own, options.fresh)
+        criteria += statistics.judge(name, cells[name], own)
+    for name, own in trials.items():
+        criteria += statistics.judge_trials(name, own)
     tables: dict[str, list[Row]] = {"raw": [], "ranks": [], "members": [], "trials": []}
-    for name, entries in repetitions.items():
+    curves = []
+    for setting in SETTINGS:
+        name, entries = setting.name, repetitions[setting.name]
         for index, entry in enumerate(entries):
             head = {"setting": name, "repetition": index}
             ranks = zip(SIZES, entry["ranks"], strict=True)
             tables["raw"] += [head | cell for cell in entry["cells"]]
             tables["ranks"].append(head | {f"rank_of_{size + 1}": rank for size, rank in ranks})
-    curves = []
-    for setting in SETTINGS:
-        evaluations = [len(setting.planner().sampler), *map(len, setting.anchors)]
-        alone, running = true_risks(repetitions[setting.name], options.fresh)
+        evaluations = [STEPS, *map(len, setting.anchors)]
+        alone, running = statistics.true_risks(entries, options.fresh)
         names = ("evaluations", "true_risk", "true_risk_member_or_before")
         for member, row in enumerate(zip(evaluations, alone, running, strict=True)):
-            head = {"setting": setting.name, "member": member}
+            head = {"setting": name, "member": member}
             tables["members"].append(head | dict(zip(names, row, strict=True)))
-        curves.append([setting.name, *(f"{risk:.4f}" for risk in alone)])
-        curves.append([f"{setting.name}, or any before", *(f"{risk:.4f}" for risk in running)])
+        curves.append([name, *(f"{risk:.4f}" for risk in alone)])
+        curves.append([f"{name}, or any before", *(f"{risk:.4f}" for risk in running)])
     for name, entries in trials.items():
         tables["trials"] += [{"trial": name, "index": k} | row for k, row in enumerate(entries)]
     tables["summary"] = [row for own in cells.values() for row in own]
@@ -104,20 +100,15 @@ def _grid(cells: list[Row], kind: str, text: str) -> str:
 def _plot(path: Path, cells: dict[str, list[Row]], repetitions: dict[str, list[Row]]) -> None:
     """Three rows: marginal risk, confident exceedance, ranks; one column per setting."""
     figure, axes = subplots(3, len(SETTINGS), 12, 10.5, sharey="row")
-    for column, setting in enumerate(SETTINGS):
-        _marginal(axes[0][column], cells[setting.name])
-        count = len(repetitions[setting.name])
-        _confident(axes[1][column], cells[setting.name], share_limit(DELTA, count))
-        _ranks(axes[2][column], repetitions[setting.name])
-        axes[0][column].set_title(_TITLES[column], fontweight="bold")
-        for axis in axes[:, column]:
-            axis.grid(axis="y", alpha=0.3)
+    for (top, middle, bottom), title, name in zip(axes.T, _TITLES, cells, strict=True):
+        top.set_title(title, fontweight="bold")
+        _marginal(top, cells[name])
+        _confident(middle, cells[name], share_limit(DELTA, len(repetitions[name])))
+        _ranks(bottom, repetitions[name])
     axes[0][0].set_ylabel("marginal certificate:\nmean realised risk / alpha")
     axes[1][0].set_ylabel("confident certificate:\nshare of repetitions over alpha")
     axes[2][0].set_ylabel("rank of a new unit:\ncount / count expected if uniform")
-    axes[0][0].legend(loc="upper center", fontsize=8, ncols=2)
-    axes[1][0].legend(loc="upper center", fontsize=8)
-    axes[2][0].legend(loc="lower left", fontsize=8)
+    outside_legend(figure)
     save(figure, path)
 
 
@@ -142,37 +133,36 @@ def _marginal(axis: Any, cells: list[Row]) -> None:
     axis.axhline(1.0, **_LINE, label="promised: at most 1")
     for size, colour, places, own in _by_size(axis, cells, "marginal", 0.04):
         mean, error, exact = (
-            np.array([cell[name] / cell["risk"] for cell in own])
+            [cell[name] / cell["risk"] for cell in own]
             for name in ("marginal_mean", "marginal_error", "exact_mean")
         )
-        style = {"fmt": "o", "capsize": 3, "color": colour}
-        axis.errorbar(places, mean, yerr=3 * error, label=f"n = {size} ± 3 s.e.", **style)
-        label = "with random tie-breaking" if size == SIZES[-1] else None
-        axis.scatter(places, exact, marker="_", s=90, color=colour, label=label)
+        look = {"fmt": "o", "capsize": 3, "color": colour, "label": f"n = {size} ± 3 s.e."}
+        axis.errorbar(places, mean, yerr=3 * np.array(error), **look)
+        look = {"marker": "_", "s": 90, "color": colour, "label": "with random tie-breaking"}
+        axis.scatter(places, exact, **look)
     axis.set_ylim(0, 1.5)
 
 
 def _confident(axis: Any, cells: list[Row], limit: float) -> None:
     axis.axhline(DELTA, **_LINE, label="promised: at most 0.05")
     axis.axhline(limit, **_LINE | {"linestyle": ":"}, label="+ 3 s.e.")
-    for size, colour, places, own in _by_size(axis, cells, "confident", 0.006):
+    for _, colour, places, own in _by_size(axis, cells, "confident", 0.006):
         for (name, label), marker in zip(reversed(EXCEEDS.items()), "^ox", strict=True):
             fill = colour if marker == "x" else "none"
-            style = {"marker": marker, "s": 34, "color": colour, "facecolors": fill}
-            shown = label if size == SIZES[-1] else None
-            axis.scatter(places, [cell[name] for cell in own], label=shown, **style)
+            look = {"marker": marker, "s": 34, "color": colour, "facecolors": fill, "label": label}
+            axis.scatter(places, [cell[name] for cell in own], **look)
     axis.set_ylim(-0.004, 0.13)
 
 
 def _ranks(axis: Any, repetitions: list[Row]) -> None:
     for place, (size, colour) in enumerate(zip(SIZES, _COLOURS, strict=True)):
-        counts, expected, p_value = rank_test(repetitions, size)
+        counts, expected, p_value = statistics.rank_test(repetitions, size)
         centres = (np.arange(len(counts)) + 0.5 + 0.2 * (place - 1)) / len(counts)
         axis.scatter(centres, counts / expected, s=16, color=colour)
-        text, style = f"n = {size}: chi-square p = {p_value:.3f}", {"va": "top", "fontsize": 8}
-        axis.text(0.02, 0.97 - 0.07 * place, text, transform=axis.transAxes, color=colour, **style)
+        text, look = f"n = {size}: chi-square p = {p_value:.3f}", {"va": "top", "fontsize": 8}
+        axis.text(0.02, 0.97 - 0.07 * place, text, transform=axis.transAxes, color=colour, **look)
     spread = 2.0 / float(np.sqrt(expected.min()))  # of the largest size
-    label = "uniform ± 2 s.d. of a count"
+    label = "rank uniform ± 2 s.d. of a count"
     axis.axhspan(1 - spread, 1 + spread, color="0.9", zorder=0, label=label)
     axis.axhline(1.0, **_LINE)
     axis.set(ylim=(0, 2.4), xlabel="rank / (n + 1)")

@@ -11,13 +11,7 @@ from scipy import stats
 from muninn.certify.risk import order_statistic, units_needed
 from muninn.model.schedule import FloatArray
 from muninn_bench.measure.verdicts import Criterion, share_limit
-from muninn_bench.studies.coverage.settings import (
-    BOUND_UNITS,
-    CONFIDENCE,
-    RISKS,
-    SIZES,
-    TRIAL_RISK,
-)
+from muninn_bench.studies.coverage.settings import BOUND_UNITS, CONFIDENCE, RISKS, SIZES, TRIAL_RISK
 
 Row = dict[str, Any]
 DELTA = 1.0 - CONFIDENCE

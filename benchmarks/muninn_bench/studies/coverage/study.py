@@ -31,22 +31,9 @@ from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
 from muninn.progress import Task, bars
 from muninn_bench.measure.verdicts import Criterion
+from muninn_bench.studies.coverage import settings as grid
 from muninn_bench.studies.coverage.report import write_report
-from muninn_bench.studies.coverage.settings import (
-    CONFIDENCE,
-    EPISODE_CALLS,
-    RISKS,
-    SETTINGS,
-    SIZES,
-    TRIAL_RISK,
-    TRIAL_UNITS,
-    TRIALS,
-    Laboratory,
-    Options,
-    Setting,
-    next_contexts,
-    start_contexts,
-)
+from muninn_bench.studies.coverage.settings import SIZES, TRIALS, Laboratory, Options, Setting
 
 _FRESH = 2000  # new units on which a trial measures risk and the per-call bound
 _BATCH = 128
@@ -62,14 +49,14 @@ def run_coverage(
     path = out / "progress.jsonl"
     identity = {
         "options": asdict(options),
-        "settings": [asdict(setting) for setting in SETTINGS],
+        "settings": [asdict(setting) for setting in grid.SETTINGS],
         "trials": [trial.name for trial in TRIALS],
         "versions": library_versions(),
     }
     journal = Journal(path, identity)
     repetitions, trials = {}, {}
     with bars(progress) as task:
-        for place, setting in enumerate(SETTINGS):
+        for place, setting in enumerate(grid.SETTINGS):
             laboratory = Laboratory(setting, max(SIZES) + options.fresh)
             work, name = partial(_repeat, laboratory, options.seed, place), setting.name
             repetitions[name] = _resumable(name, options.repetitions, work, journal, task)
@@ -122,13 +109,13 @@ def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
     tolerated = (np.maximum.accumulate(excess, axis=1) <= 1.0).sum(axis=1) - 1
     order = tolerated + ties.random(len(excess))
     cells = []
-    for size, risk in product(SIZES, RISKS):
+    for size, risk in product(SIZES, grid.RISKS):
         cell: dict[str, Any] = {"size": size, "alpha": risk}
         cell |= _deploy("marginal", excess[:size], fresh, risk, None)
         rank = order_statistic(size, risk, None)
         beyond = order[max(SIZES) :] < np.sort(order[:size])[rank - 1]
         cell["randomised_risk"] = float(np.mean(beyond)) if rank > 0 else None
-        cells.append(cell | _deploy("confident", excess[:size], fresh, risk, CONFIDENCE))
+        cells.append(cell | _deploy("confident", excess[:size], fresh, risk, grid.CONFIDENCE))
     new = order[max(SIZES)]
     return {
         "cells": cells,
@@ -154,9 +141,9 @@ def _deploy(
 
 def drive_episode(plan: PlanFunction, seed: int) -> None:
     """One closed-loop episode of three calls: the next context depends on the plan returned."""
-    context = start_contexts(1, torch.Generator().manual_seed(seed))
-    for _ in range(EPISODE_CALLS):
-        context = next_contexts(context, plan(context))
+    context = grid.start_contexts(1, torch.Generator().manual_seed(seed))
+    for _ in range(grid.EPISODE_CALLS):
+        context = grid.next_contexts(context, plan(context))
 
 
 def run_trial(trial: Setting, seed: int, index: int) -> dict[str, Any]:
@@ -171,13 +158,13 @@ def run_trial(trial: Setting, seed: int, index: int) -> dict[str, Any]:
     seed = call_seed(seed, 1000 + TRIALS.index(trial), index)
     generator = torch.Generator().manual_seed(seed)
     planner = trial.planner()
-    contexts = start_contexts(TRIAL_UNITS, generator)
+    contexts = grid.start_contexts(grid.TRIAL_UNITS, generator)
     certificate = calibrate(
         planner,
-        Episodes(drive_episode, TRIAL_UNITS) if trial.unit == "episode" else contexts,
+        Episodes(drive_episode, grid.TRIAL_UNITS) if trial.unit == "episode" else contexts,
         tolerance=trial.tolerance,
-        risk=TRIAL_RISK,
-        confidence=CONFIDENCE,
+        risk=grid.TRIAL_RISK,
+        confidence=grid.CONFIDENCE,
         family=trial.family,
         seed=seed,
         batch_size=_BATCH,
@@ -190,7 +177,7 @@ def run_trial(trial: Setting, seed: int, index: int) -> dict[str, Any]:
 
 def _measure(trial: Setting, fast: CachedPlanner, generator: torch.Generator) -> dict[str, float]:
     """Realised risk, coverage of the per-call bound, and mean evaluations on fresh units."""
-    context = start_contexts(_FRESH, generator)
+    context = grid.start_contexts(_FRESH, generator)
     excess, covered = np.zeros(_FRESH), np.ones(_FRESH, dtype=bool)
     evaluations = 0.0
     for _ in range(trial.calls):
@@ -201,28 +188,29 @@ def _measure(trial: Setting, fast: CachedPlanner, generator: torch.Generator) ->
         assert record.bound is not None
         covered &= deviation <= record.bound
         evaluations += float(record.evaluations.mean()) / trial.calls
-        context = next_contexts(context, trajectory)
+        context = grid.next_contexts(context, trajectory)
     shares = {"risk": float(np.mean(excess > 1.0)), "bound_covered": float(np.mean(covered))}
     return shares | {"evaluations": evaluations}
 
 
 def _agrees(trial: Setting, certificate: Certificate, contexts: torch.Tensor, seed: int) -> bool:
     """Whether the bulk computation of the very same units comes to the same scan."""
-    split = split_units(TRIAL_UNITS, TRIAL_RISK, CONFIDENCE, tune=False, seed=seed)["certify"]
+    promise = (grid.TRIAL_RISK, grid.CONFIDENCE)
+    split = split_units(grid.TRIAL_UNITS, *promise, tune=False, seed=seed)["certify"]
     planner = trial.planner()
     if trial.unit == "episode":
         draws = [torch.Generator().manual_seed(call_seed(seed, unit)) for unit in split]
-        starts = torch.cat([start_contexts(1, draw) for draw in draws])
+        starts = torch.cat([grid.start_contexts(1, draw) for draw in draws])
         noises = [
             planner.draw_noise(seeds=[call_seed(seed, unit, call) for unit in split])
             for call in range(trial.calls)
         ]
     else:
         starts = contexts[split]
-        paired = PairedCalls(planner, contexts, TRIAL_UNITS, rms_step, call_seed(seed, 0))
+        paired = PairedCalls(planner, contexts, grid.TRIAL_UNITS, rms_step, call_seed(seed, 0))
         noises = [paired.noise(split)]
     excess = Laboratory(trial, len(split)).excess(starts, noises)
-    allowed = order_statistic(len(split), TRIAL_RISK, CONFIDENCE) - 1
+    allowed = order_statistic(len(split), *promise) - 1
     columns = ([column] for column in excess.T)
     found = scan_members(columns, len(split), allowed, running=False)
     public = [row["violations"] for row in certificate.realised if row["accepted"]]

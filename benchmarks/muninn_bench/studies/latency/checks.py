@@ -85,9 +85,10 @@ def measure_checks(variant: TimedVariant, engine: Engine, layout: bool, timed: i
 
 def run_checks(out: Path, device: str, timed: int, command: str) -> list[Row]:
     """Measure every case of a device into ``checks_DEVICE.csv``."""
-    place, rows = find_device(device), []
-    for name, engine, layout in CASES[device]:
-        variant = VARIANTS[name](place, CALLS)
-        rows.append({**measure_checks(variant, engine, layout, timed), "command": command})
+    place = find_device(device)
+    rows = [
+        measure_checks(VARIANTS[name](place, CALLS), engine, layout, timed) | {"command": command}
+        for name, engine, layout in CASES[device]
+    ]
     write_csv(out / f"checks_{device}.csv", rows)
     return rows

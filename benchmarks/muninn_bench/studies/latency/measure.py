@@ -227,37 +227,26 @@ def measure_growth(
     settings: Settings, device: torch.device, task: Task, *, graphed: bool
 ) -> list[Row]:
     """Full and Muninn static on U-Nets with random weights, one size varied at a time."""
+    engine: Engine = "graph" if graphed else "eager"
+    precision: Precision = "fp16" if device.type == "cuda" else "fp32"
     cells = [("base", 0)]
     cells += [(size, value) for size, values in settings.growth.items() for value in values[1:]]
     rows, advance = [], task("growth of cost", len(cells))
     for axis, value in cells:
-        rows.append(_cell(axis, value, settings, device, "graph" if graphed else "eager"))
+        sizes = {size: value if size == axis else own[0] for size, own in settings.growth.items()}
+        width = sizes.pop("width")
+        horizon, steps, dim, batch = sizes.values()
+        config = UnetConfig(dim, tuple(width * factor for factor in (1, 2, 4, 8)), heads=8)
+        variant = random_variant("growth", axis, config, horizon, precision, device, batch, steps)
+        programs, planner = TunedPrograms(variant, max(2, steps // SHARE)), variant.planner
+        full = run_program(planner, programs.full, engine) if graphed else plain(planner)
+        runs = (full, run_program(planner, programs.static, engine))
+        (full_ms, _), (muninn_ms, _) = _times(runs, variant, batch, settings.growth_timed)
+        row: Row = {"subject": "growth", "axis": axis, "value": value, **sizes}
+        row |= {"parameters": variant.parameters, "engine": engine, "evaluations": programs.count}
+        row |= {"full_ms": full_ms, "muninn_ms": muninn_ms, "over_full": full_ms / muninn_ms}
+        rows.append({**row, "hardware": hardware(device)})
+        del variant, programs, planner, full, runs  # before memory is given back
         release(device)
         advance(1)
     return rows
-
-
-def _cell(axis: str, value: int, settings: Settings, device: torch.device, engine: Engine) -> Row:
-    sizes = {size: value if size == axis else own[0] for size, own in settings.growth.items()}
-    width = sizes.pop("width")
-    horizon, steps, dim, batch = sizes.values()
-    config = UnetConfig(dim, tuple(width * factor for factor in (1, 2, 4, 8)), heads=8)
-    precision: Precision = "fp16" if device.type == "cuda" else "fp32"
-    variant = random_variant("growth", axis, config, horizon, precision, device, batch, steps)
-    programs, planner = TunedPrograms(variant, max(2, steps // SHARE)), variant.planner
-    full = plain(planner) if engine == "eager" else run_program(planner, programs.full, engine)
-    runs = (full, run_program(planner, programs.static, engine))
-    (full_ms, _), (muninn_ms, _) = _times(runs, variant, batch, settings.growth_timed)
-    return {
-        "subject": "growth",
-        "axis": axis,
-        "value": value,
-        **sizes,
-        "parameters": variant.parameters,
-        "engine": engine,
-        "evaluations": programs.count,
-        "full_ms": full_ms,
-        "muninn_ms": muninn_ms,
-        "over_full": full_ms / muninn_ms,
-        "hardware": hardware(device),
-    }

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from muninn.files import write_whole
+from muninn_bench.report.style import outside_legend, plain_ticks, save, subplots
 from muninn_bench.report.table import markdown, read_csv, write_csv
-from muninn_bench.studies.latency.plot import plot_latency
 from muninn_bench.studies.latency.rows import Row, cell, merge, share, shown, table
 from muninn_bench.studies.latency.targets import Target, targets
 
@@ -26,8 +27,9 @@ ABOUT = (
     "certificate. Deviation: from Full eager with the same noise, RMS per time step; of networks "
     "with random weights it means nothing and is not shown. The static table, FewSteps and "
     "DPM-Solver++ are tuned on the same other calls, and evenly spread where weights are random. "
-    "By hand is a plain loop of DPM-Solver++ 2M, without Muninn's runtime. The threshold of the gate called Muninn gated is so tight "
-    "that nearly all calls spend their cap, early: its time is a gate's, its deviation is not, and "
+    "By hand is a plain loop of DPM-Solver++ 2M, without Muninn's runtime. The threshold of the "
+    "gate called Muninn gated is so tight that nearly all calls spend their cap, early: its time "
+    "is a gate's, its deviation is not, and "
     "its p99 tells nothing of calls that take more evaluations than others. The one with its own "
     "threshold has the static plan's evaluations in the mean and a cap of 1.5 times as many. "
     "Memory: most that the first calls allocate beyond the weights, capture included."
@@ -37,6 +39,16 @@ BATCHES = (
     "take nearly as long as one call's: the cap decides what a batch costs. It is 1.5 times the "
     "static plan's evaluations, 2 times with the loose cap."
 )
+_COLOURS = {
+    "Full": "#1a202c",
+    "Full, channels last": "#718096",
+    "Muninn static": "#c2570c",
+    "Muninn static, channels last": "#e53e3e",
+    "Muninn gated": "#d69e2e",
+    "Muninn gated, own threshold": "#b7791f",
+}
+_OTHERS = ("#2b6cb0", "#2f855a", "#805ad5")
+_MARKERS = {"eager": "o", "compiled": "s", "graph": "^", "compiled graph": "D"}
 
 
 def write_latency(
@@ -54,8 +66,9 @@ def write_latency(
         if kept[kind]:
             write_csv(path, kept[kind], digits=7)
     rows = kept[""]
-    if picture and any(shown(row)["deviation_p95"] is not None for row in rows):
-        plot_latency(out / f"{device}.png", rows)
+    drawn = [row for row in rows if shown(row)["deviation_p95"] is not None]
+    if picture and drawn:
+        plot_latency(out / f"{device}.png", drawn)
     found = targets(device, rows, kept["batch"])
     machines = sorted({row["hardware"] for row in [*rows, *kept["growth"]]})
     parts = [f"# Latency on {device}", f"{'; '.join(machines)}. Last run: `{command}`.", ABOUT]
@@ -150,3 +163,45 @@ def outside_network(profile: Sequence[Row], rows: Sequence[Row]) -> list[str]:
             f"evaluations{alone.get(subject, '')}."
         )
     return lines
+
+
+def plot_latency(path: Path, rows: Sequence[Row]) -> None:
+    """Write the picture: time of a call against its deviation, one panel per planner."""
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        panels.setdefault(row["subject"], []).append(row)
+    titles = dict.fromkeys(row["method_title"] for row in rows)
+    others = iter(_OTHERS * len(titles))
+    colours = {title: _COLOURS.get(title) or next(others) for title in titles}
+    columns = min(len(panels), 2)
+    lines = -(-len(panels) // columns)
+    figure, axes = subplots(
+        lines, columns, 7.5 if columns == 1 else 11.2, 4.6 * lines, squeeze=False
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, own in zip(axes.flat, panels.values(), strict=False):
+        _panel(axis, own, colours)
+    outside_legend(figure)
+    save(figure, path)
+
+
+def _panel(axis: Any, rows: Sequence[Row], colours: Mapping[str, str]) -> None:
+    """Colours say the method, hollow markers the engine; a deviation of 0 stands at the bottom."""
+    floor = min((row["deviation_p95"] for row in rows if row["deviation_p95"]), default=1e-6) / 10.0
+    for title, colour in colours.items():
+        axis.plot([], [], "o", color=colour, label=title)
+    for engine in dict.fromkeys(row["engine"] for row in rows):
+        axis.plot([], [], _MARKERS[engine], color="0.2", fillstyle="none", label=engine)
+    for row in rows:
+        height, ends = row["deviation_p95"] or floor, [row["p50_ms"], row["p99_ms"]]
+        look = {"color": colours[row["method_title"]], "marker": _MARKERS[row["engine"]]}
+        axis.plot(ends, [height] * 2, **look, markevery=[0], linewidth=1, alpha=0.8)
+    axis.set_title("{title}, {precision}".format(**rows[0]), fontsize=10, fontweight="bold")
+    axis.set(xscale="log", yscale="log", ylabel="deviation from Full eager, p95")
+    axis.set_xlabel("milliseconds a call, p50 (line to p99)")
+    plain_ticks(axis.xaxis)
+    axis.axhline(floor, color="0.8", linewidth=0.8, zorder=0)
+    axis.annotate("0", (0.01, floor), xycoords=("axes fraction", "data"), fontsize=8, va="bottom")
+    axis.margins(x=0.12)
+    axis.grid(alpha=0.25)

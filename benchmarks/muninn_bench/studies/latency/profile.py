@@ -121,12 +121,7 @@ class Clock:
             yield
 
 
-def host_parts(
-    make: Callable[[], Run],
-    call: tuple[Context, Noise],
-    device: torch.device,
-    seams: Seams = SEAMS,
-) -> Parts:
+def host_parts(make: Callable[[], Run], call: tuple[Context, Noise], device: torch.device) -> Parts:
     """Mean wall-clock time of each part of a call.
 
     On a GPU the host does not wait for kernels, except where it reads: a part's time is that of
@@ -134,7 +129,7 @@ def host_parts(
     network.
     """
     clock = Clock()
-    with clock.at(seams):
+    with clock.at(SEAMS):
         run = make()
         run(*call)
         synchronise(device)

@@ -12,18 +12,13 @@ import numpy as np
 from muninn.certify.certificate import library_versions
 from muninn.files import write_whole
 from muninn_bench.measure.verdicts import Criterion, verdicts
-from muninn_bench.report.style import save, subplots
+from muninn_bench.report.style import outside_legend, save, subplots
 from muninn_bench.report.table import markdown, write_csv
+from muninn_bench.studies.monitor import streams
 from muninn_bench.studies.monitor.deployment import Deployment, Options, measure
-from muninn_bench.studies.monitor.streams import (
-    AFTER,
-    NEVER,
-    Counts,
-    Row,
-    detections,
-    false_alarms,
-    power,
-)
+from muninn_bench.studies.monitor.streams import AFTER, NEVER, Counts, Row
+
+_COLOURS = ("tab:brown", "tab:pink", "tab:cyan")  # none of the streams'
 
 
 def run_monitor(
@@ -36,7 +31,8 @@ def run_monitor(
 
 def simulate(out: Path, deployment: Deployment, options: Options, command: str) -> list[Criterion]:
     """Everything after the measurement; the verdicts."""
-    alarms, shifts = false_alarms(deployment, options), detections(deployment, options)
+    alarms = streams.false_alarms(deployment, options)
+    shifts = streams.detections(deployment, options)
     criteria = judge(alarms, shifts, options)
     certified, others = np.split(deployment.own > 1.0, [options.calibration])
     summary = {
@@ -48,7 +44,7 @@ def simulate(out: Path, deployment: Deployment, options: Options, command: str) 
         "rate_stationary": float(others.mean()),
         "false_alarms": [{key: row[key] for key in row if key != "alarms"} for row in alarms],
         "shifts": shifts,
-        "power": power(deployment, options),
+        "power": streams.power(deployment, options),
         "criteria": [str(criterion) for criterion in criteria],
     }
     write_csv(out / "calls.csv", _calls(deployment, options), digits=5)
@@ -110,40 +106,34 @@ def _plot(path: Path, summary: Row, alarms: list[Row]) -> None:
     figure, (left, right) = subplots(1, 2, 11, 5.2)
     options = summary["options"]
     audits, level = options["audits"], options["level"]
-    colours = ("tab:blue", "tab:green", "tab:red", "tab:purple")
-    for row, colour in zip(alarms, colours, strict=True):
-        at = np.sort(row["alarms"][row["alarms"] != NEVER])
-        share = np.arange(len(at) + 1) / row["count"]
-        places, shares = [0, *at, audits], [*share, share[-1]]
-        left.step(places, shares, where="post", color=colour, label=row["streams"])
+
+    def drawn(found: Counts) -> Counts:
+        return np.where(found == NEVER, 10 * audits, found)  # never lies beyond the edge
+
+    for row in alarms:
+        left.ecdf(drawn(row["alarms"]), label=row["streams"])
     both = level + 1 - options["confidence"]
     left.axhline(level, color="0.3", linestyle="--", linewidth=1, label="level")
     left.axhline(both, color="0.6", linestyle=":", linewidth=1, label="level + delta")
     left.set(xlabel="audits (drift: episodes)", ylabel="share of streams with an alarm")
-    left.set(title="False alarms in stationary streams", ylim=(0, 1.3 * both))
-    left.legend(fontsize=8)
-    kinds = (
-        (AFTER[0], 0.22, "tab:red", "alarm, shift at once"),
-        (AFTER[1], 0.0, "tab:orange", f"alarm, after {options['good']} good audits"),
-        (AFTER[2], -0.22, "tab:purple", "drift warning (episodes)"),
-    )
-    labels = ["{name}\nrate {violation_rate:.2f}".format(**row) for row in summary["shifts"]]
-    labels += ["given rate {violation_rate:g}".format(**row) for row in summary["power"]]
-    for place, row in enumerate((*summary["shifts"], *summary["power"])):
-        for name, offset, colour, label in (kind for kind in kinds if kind[0] in row):
-            # What was never found lies beyond the edge.
-            values = np.sort(np.where(row[name] == NEVER, 10.0 * audits, row[name]))
-            low, middle, high = (values[int(q * (len(values) - 1))] for q in (0.1, 0.5, 0.9))
-            height, own = offset - place, None if place else label
-            right.plot([low, high], [height, height], color=colour, linewidth=3, alpha=0.5)
-            right.plot([middle], [height], "o", color=colour, label=own, markersize=5)
-    right.set_yticks([-place for place in range(len(labels))], labels)
+    left.set(title="False alarms in stationary streams", xlim=(0, audits), ylim=(0, 1.3 * both))
+    rows = [*summary["shifts"], *summary["power"]]
+    kinds = ("alarm, shift at once", f"alarm, after {options['good']} good audits", "drift warning")
+    for name, label, height, colour in zip(AFTER, kinds, (0.22, 0.0, -0.22), _COLOURS, strict=True):
+        own = {height - place: drawn(row[name]) for place, row in enumerate(rows) if name in row}
+        ends = [np.quantile(found, (0.1, 0.5, 0.9), method="lower") for found in own.values()]
+        low, middle, high = np.transpose(ends)
+        right.hlines(list(own), low, high, color=colour, linewidth=3, alpha=0.5)
+        right.plot(middle, list(own), "o", color=colour, label=label, markersize=5)
+    names = ["{name}\nrate {violation_rate:.2f}".format(**row) for row in summary["shifts"]]
+    names += ["given rate {violation_rate:g}".format(**row) for row in summary["power"]]
+    right.set_yticks(-np.arange(len(names)), names)
     right.set(xscale="log", xlim=(0.8, 2.0 * audits))
     right.set(xlabel="audits (drift: episodes) after the shift")
     right.set(title="Delay: median, 10% to 90% (not drawn: beyond)")
     right.axvline(audits, color="0.6", linestyle=":", linewidth=1)
     right.grid(axis="x", alpha=0.3)
-    right.legend(fontsize=8, loc="upper right")
+    outside_legend(figure)
     save(figure, path)
 
 

@@ -1,4 +1,8 @@
-"""The vessel's training data.
+"""The vessel's training data: routes over the lake, and runs along them.
+
+A route is a random cheap grid path, pulled straight, rounded, and timed. Costs are multiplied by a
+smooth random field before the search, so that two ways round an island are both taken where they
+are about as long; pulling straight then forgets the field.
 
 A run leads from anywhere on the water to an allowed goal, at rest there, and its frames
 are ``(x, y, vx, vy)`` every second. Half of the runs begin on the way of a route, at speed,
@@ -10,14 +14,17 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
-from scipy.interpolate import CubicHermiteSpline
+from numpy.typing import NDArray
+from scipy.interpolate import CubicHermiteSpline, CubicSpline
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import dijkstra
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.lake import WORLD_RADIUS, Lake, allowed_goal, draw_in_disc, make_lake
 from muninn_bench.tasks.asv.reference import FRAME_SECONDS, HORIZON
-from muninn_bench.tasks.asv.routes import Router, Timed
 from muninn_bench.tasks.recorded import Recording
 
 TOP_SPEED = 2.2
@@ -28,6 +35,149 @@ SMALLEST_CLEARANCE = 0.5
 
 _KICK, _KICK_SECONDS = 0.4, 3.0
 _START_CLEARANCE, _START_DISTANCE = 1.0, 6.0
+
+CRUISE = 1.8
+"""Metres per second; against a current it leaves the vessel a quarter of its thrust to steer."""
+
+ACCELERATION = 0.3
+TURN_RATE = 0.3
+MARGIN = 3.0
+"""Metres of clearance that routes keep, but for the first metres of one that starts closer."""
+
+_CELL, _FIELD_CELL, _SPACING, _FINE = 2.0, 1.0, 1.0, 0.2
+_ROUNDS = 120
+
+
+class Timed(NamedTuple):
+    """A route on the clock: seconds from 0, (points,), metres and m/s, (points, 2), at rest at its
+    ends."""
+
+    times: FloatArray
+    positions: FloatArray
+    velocities: FloatArray
+
+
+class Router:
+    """Finds routes on one lake; distances come from a field sampled every metre."""
+
+    def __init__(self, lake: Lake) -> None:
+        reach = WORLD_RADIUS + 10.0
+        self._origin = -reach
+        line = np.arange(-reach, reach + _FIELD_CELL, _FIELD_CELL)
+        rows = [lake.clearance(np.stack([np.full_like(line, x), line], axis=1)) for x in line]
+        self._field = np.array(rows)
+        slopes = [np.gradient(self._field, _FIELD_CELL, axis=axis) for axis in (0, 1)]
+        self._slope = np.stack(slopes, axis=-1)
+        cells = np.arange(-WORLD_RADIUS, WORLD_RADIUS + _CELL, _CELL)
+        grid = np.moveaxis(np.array(np.meshgrid(cells, cells, indexing="ij")), 0, -1)
+        clearance = self.clearance(grid)
+        number = np.where(clearance >= 0.5, 0, -1)
+        number[number == 0] = np.arange((number == 0).sum())
+        inside = number >= 0
+        self.nodes: FloatArray = grid[inside]
+        self._price = np.where(clearance[inside] >= MARGIN, 1.0, 10.0)
+        ends: list[NDArray[np.int64]] = []
+        for across, along in ((1, 0), (0, 1), (1, 1), (1, -1), (2, 1), (1, 2), (2, -1), (1, -2)):
+            low, high = max(0, -along), number.shape[1] - max(0, along)
+            first = number[: number.shape[0] - across, low:high]
+            second = number[across:, low + along : high + along]
+            both = (first >= 0) & (second >= 0)
+            ends.append(np.stack([first[both], second[both]]))
+        self._first, self._second = np.concatenate(ends, axis=1)
+        span = self.nodes[self._first] - self.nodes[self._second]
+        self._length = np.hypot(span[:, 0], span[:, 1])
+
+    def clearance(self, points: FloatArray) -> FloatArray:
+        """Of points (..., 2), from the field: within a decimetre of the exact one."""
+        place = (points - self._origin) / _FIELD_CELL
+        cell = np.clip(place.astype(np.int64), 0, len(self._field) - 2)
+        x, y = np.moveaxis(place - cell, -1, 0)
+        i, j = cell[..., 0], cell[..., 1]
+        field = self._field
+        near = field[i, j] * (1.0 - y) + field[i, j + 1] * y
+        far = field[i + 1, j] * (1.0 - y) + field[i + 1, j + 1] * y
+        return np.asarray(near * (1.0 - x) + far * x)
+
+    def route(
+        self, start: FloatArray, goal: FloatArray, generator: np.random.Generator
+    ) -> Timed | None:
+        """A smooth timed route at rest at both ends; None where it came out too close to land."""
+        band = self._round(self._pull(self._search(start, goal, generator)))
+        away = np.hypot(*(band - start).T) > 15.0
+        clearance = self.clearance(band)
+        if clearance.min() < 0.9 or (away.any() and clearance[away].min() < MARGIN - 0.3):
+            return None
+        return _time(band)
+
+    def _search(
+        self, start: FloatArray, goal: FloatArray, generator: np.random.Generator
+    ) -> FloatArray:
+        """The cheapest path over the grid under a random smooth price, (points, 2)."""
+        waves = generator.normal(0.0, 1.0 / 30.0, (2, 6))
+        field = np.cos(self.nodes @ waves + generator.uniform(0.0, 2.0 * math.pi, 6)).sum(axis=1)
+        price = self._price * np.exp(0.05 * field)
+        cost = self._length * (price[self._first] + price[self._second])
+        graph = csr_array((cost, (self._first, self._second)), shape=(len(price),) * 2)
+        begin, end = (int(np.hypot(*(self.nodes - point).T).argmin()) for point in (start, goal))
+        _, before = dijkstra(graph, directed=False, indices=begin, return_predecessors=True)
+        path = [end]
+        while path[-1] != begin:
+            path.append(int(before[path[-1]]))
+        inner = self.nodes[path[-2:0:-1]]
+        return np.concatenate([start[None], inner, goal[None]])
+
+    def _pull(self, path: FloatArray) -> FloatArray:
+        """Keep only corners: from each point on to the last one in sight."""
+        corners = [0]
+        share = np.linspace(0.0, 1.0, 80)[:, None, None]
+        while corners[-1] < len(path) - 1:
+            here, ahead = path[corners[-1]], path[corners[-1] + 1 :]
+            clear = self.clearance(here + share * (ahead - here)).min(axis=0) >= MARGIN
+            seen = np.flatnonzero(clear)
+            corners.append(corners[-1] + 1 + (int(seen[-1]) if len(seen) else 0))
+        return path[corners]
+
+    def _round(self, corners: FloatArray) -> FloatArray:
+        """An elastic band from the corners: contracted, and pushed out of the margin."""
+        band = _resample(corners, _SPACING)
+        for _ in range(_ROUNDS):
+            band[1:-1] += 0.5 * (0.5 * (band[:-2] + band[2:]) - band[1:-1])
+            inner = band[1:-1]
+            lack = np.maximum(MARGIN + 0.1 - self.clearance(inner), 0.0)
+            if lack.any():
+                i, j = np.round((inner - self._origin) / _FIELD_CELL).astype(np.int64).T
+                # A limit on the push keeps a band that starts inside the margin smooth.
+                inner += np.minimum(lack, 0.3)[:, None] * self._slope[i, j]
+        return band
+
+
+def _resample(path: FloatArray, spacing: float) -> FloatArray:
+    """Points at equal distances along a polyline."""
+    length = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
+    count = max(5, math.ceil(length[-1] / spacing) + 1)
+    at = np.linspace(0.0, length[-1], count)
+    return np.stack([np.interp(at, length, path[:, 0]), np.interp(at, length, path[:, 1])], axis=1)
+
+
+def _time(band: FloatArray) -> Timed:
+    """Speeds along a band: the cruise, the turn rate and the acceleration each bound them."""
+    knots = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(band, axis=0).T))])
+    curve = CubicSpline(knots, band)
+    at = np.linspace(0.0, knots[-1], math.ceil(knots[-1] / _FINE) + 1)
+    tangent, bend = curve(at, 1), curve(at, 2)
+    stretch = np.hypot(*tangent.T)
+    curvature = np.abs(tangent[:, 0] * bend[:, 1] - tangent[:, 1] * bend[:, 0]) / stretch**3
+    step = at[1] - at[0]
+    square = np.minimum(CRUISE, TURN_RATE / np.maximum(curvature, 1e-9)) ** 2
+    square[0] = square[-1] = 0.0
+    gain = 2.0 * ACCELERATION * step
+    # A bound that grows by `gain` per point, both ways: a running minimum of the sheared speeds.
+    shear = gain * np.arange(len(at))
+    square = np.minimum.accumulate(square - shear) + shear
+    square = (np.minimum.accumulate((square + shear)[::-1]) - shear[::-1])[::-1]
+    speed = np.sqrt(np.maximum(square, 0.0))
+    times = np.concatenate([[0.0], np.cumsum(2.0 * step / (speed[1:] + speed[:-1]))])
+    return Timed(times, curve(at), tangent / stretch[:, None] * speed[:, None])
 
 
 @cache

@@ -20,17 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.crazyflie.arena import (
-    BOXES,
-    CYLINDERS,
-    HALF_SIZE,
-    SMALLEST_DISTANCE,
-    WORKSPACE_MARGIN,
-    clearance,
-    draw_place,
-    draw_problem,
-    path_clearance,
-)
+from muninn_bench.tasks.crazyflie import arena
 from muninn_bench.tasks.paths import arc_lengths, resample, smooth
 from muninn_bench.tasks.paths import timed as fastest
 from muninn_bench.tasks.recorded import Recording
@@ -62,7 +52,7 @@ def find_route(start: FloatArray, goal: FloatArray, seed: int) -> FloatArray:
     util.RNG.setSeed(seed % 2**31 + 1)
     space = base.RealVectorStateSpace(3)
     bounds = base.RealVectorBounds(3)
-    for axis, half in enumerate(HALF_SIZE):
+    for axis, half in enumerate(arena.HALF_SIZE):
         bounds.setLow(axis, -float(half))
         bounds.setHigh(axis, float(half))
     space.setBounds(bounds)
@@ -97,21 +87,26 @@ def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
     generator = np.random.default_rng([seed, index])
     kind = generator.random()
     while True:
-        problem = draw_problem(generator, 0.0 if kind < SHORT_SHARE else SMALLEST_DISTANCE)
+        problem = arena.draw_problem(
+            generator, 0.0 if kind < SHORT_SHARE else arena.SMALLEST_DISTANCE
+        )
         places = [problem.start, problem.goal]
         begin = None
         if kind < SHORT_SHARE:
             direction = generator.standard_normal(3)
             reach = generator.random() * direction / np.linalg.norm(direction)
             places[1] = problem.start + reach
-            if clearance(places[1]) < WORKSPACE_MARGIN:
+            if arena.clearance(places[1]) < arena.WORKSPACE_MARGIN:
                 continue
         elif kind < SHORT_SHARE + MOVING_SHARE:
-            places.insert(1, draw_place(generator))
+            places.insert(1, arena.draw_place(generator))
         elif kind < SHORT_SHARE + MOVING_SHARE + CLOSE_SHARE:
-            begin = draw_place(generator, CLOSEST_START)
+            begin = arena.draw_place(generator, CLOSEST_START)
             places[0] = pushed_out(begin)
-            if clearance(begin) > WORKSPACE_MARGIN or clearance(places[0]) < WORKSPACE_MARGIN:
+            if (
+                arena.clearance(begin) > arena.WORKSPACE_MARGIN
+                or arena.clearance(places[0]) < arena.WORKSPACE_MARGIN
+            ):
                 continue
         legs = [find_route(*pair, seed=int(generator.integers(2**31))) for pair in pairwise(places)]
         legs = [relaxed(leg) for leg in legs]
@@ -128,8 +123,8 @@ def make_runs(seed: int, index: int) -> tuple[FloatArray, FloatArray]:
             there, back = (_from_before(run, places[1], before) for run in (there, back))
         if (
             max(len(there), len(back)) <= HORIZON
-            and path_clearance(there[:, :3]) >= least
-            and path_clearance(back[:, :3]) >= SMALLEST_CLEARANCE
+            and arena.path_clearance(there[:, :3]) >= least
+            and arena.path_clearance(back[:, :3]) >= SMALLEST_CLEARANCE
         ):
             return there, back
 
@@ -138,8 +133,8 @@ def pushed_out(place: FloatArray) -> FloatArray:
     """Where the way straight out from the nearest obstacle is clear enough for a route, (3,)."""
     place = place.copy()
     for _ in range(30):
-        around = clearance(place + _AROUND)
-        if around.mean() >= WORKSPACE_MARGIN + 0.02:
+        around = arena.clearance(place + _AROUND)
+        if around.mean() >= arena.WORKSPACE_MARGIN + 0.02:
             break
         place += 0.02 * (around[::2] - around[1::2]) / (2.0 * _REACH)
     return place
@@ -156,7 +151,7 @@ def relaxed(route: FloatArray) -> FloatArray:
     for _ in range(_BAND_ROUNDS):
         inner = band[1:-1]
         inner += 0.25 * (band[:-2] + band[2:] - 2.0 * inner)
-        around = clearance(inner + _AROUND[:, None])
+        around = arena.clearance(inner + _AROUND[:, None])
         slope = (around[::2] - around[1::2]).T / (2.0 * _REACH)
         lack = np.maximum(_BAND_CLEARANCE - around.mean(axis=0), 0.0)
         inner += 0.2 * lack[:, None] * slope
@@ -193,7 +188,7 @@ def _from_before(run: FloatArray, place: FloatArray, metres: float) -> FloatArra
 def _is_free(state: Sequence[float]) -> bool:
     """``clearance(state) >= WORKSPACE_MARGIN``, for one point without numpy: OMPL asks often."""
     x, y, z = place = state[0], state[1], state[2]
-    margin = WORKSPACE_MARGIN
+    margin = arena.WORKSPACE_MARGIN
     if any(half - abs(value) < margin for half, value in zip(_HALF, place, strict=True)):
         return False
     if any(math.hypot(x - cx, y - cy) < radius + margin for cx, cy, radius in _CYLINDERS):
@@ -209,9 +204,9 @@ _REACH = 0.01
 _AROUND = _REACH * np.repeat(np.eye(3), 2, axis=0) * np.array([1.0, -1.0] * 3)[:, None]
 """Small steps forth and back along each axis, (6, 3)."""
 
-_HALF = tuple(HALF_SIZE.tolist())
-_CYLINDERS = [tuple(row) for row in CYLINDERS.tolist()]
-_BOXES = [tuple(row) for row in BOXES.tolist()]
+_HALF = tuple(arena.HALF_SIZE.tolist())
+_CYLINDERS = [tuple(row) for row in arena.CYLINDERS.tolist()]
+_BOXES = [tuple(row) for row in arena.BOXES.tolist()]
 
 
 def _shortened(route: FloatArray, generator: np.random.Generator) -> FloatArray:
@@ -226,7 +221,10 @@ def _shortened(route: FloatArray, generator: np.random.Generator) -> FloatArray:
             # Vertices too, or the ends of the route would keep their corners.
             first, last = np.sort(generator.choice(arc, 2, replace=False))
         points = np.stack([np.interp([first, last], arc, route[:, a]) for a in range(3)], axis=1)
-        if clearance(points[0] + share * (points[1] - points[0])).min() >= WORKSPACE_MARGIN:
+        if (
+            arena.clearance(points[0] + share * (points[1] - points[0])).min()
+            >= arena.WORKSPACE_MARGIN
+        ):
             route = np.concatenate([route[arc < first], points, route[arc > last]])
     return route
 

@@ -12,13 +12,7 @@ from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.platform import Outcome, Snapshot
-from muninn_bench.tasks.crazyflie.arena import (
-    COLLISION_MARGIN,
-    Problem,
-    clearance,
-    draw_problem,
-    outlines,
-)
+from muninn_bench.tasks.crazyflie import arena
 from muninn_bench.tasks.crazyflie.controller import GeometricController
 from muninn_bench.tasks.crazyflie.model import PHYSICS_STEP, Air, Drone, Wind
 from muninn_bench.tasks.crazyflie.reference import PlanSpline, Reference
@@ -46,25 +40,27 @@ class CrazyflieEpisode:
     """
 
     def __init__(
-        self, teacher: Teacher, seed: int, wind: Wind | None = None, problem: Problem | None = None
+        self,
+        teacher: Teacher,
+        seed: int,
+        wind: Wind | None = None,
+        problem: arena.Problem | None = None,
     ) -> None:
         places, gusts, sensors = (
             np.random.default_rng(stream) for stream in np.random.SeedSequence(seed).spawn(3)
         )
-        problem = problem or draw_problem(places)
+        problem = problem or arena.draw_problem(places)
         self.time = 0.0
         self.outcome: Outcome | None = None
         self.goal = problem.goal
-        self.smallest_clearance = float(clearance(problem.start)) - COLLISION_MARGIN
+        self.smallest_clearance = float(arena.clearance(problem.start)) - arena.COLLISION_MARGIN
         self._teacher = teacher
         self._drone = Drone(problem.start)
         self._air = Air(wind or Wind(), _SETPOINT_SECONDS, gusts)
         self._sensors = sensors
         self._controller = GeometricController()
         self._reference = Reference(problem.start)
-        self._steps = 0
-        self._due = 0.0
-        self._arrived: int | None = None
+        self._steps = self._inside_goal = 0
         self._blowing = np.zeros(3)
         self._sense()
 
@@ -93,15 +89,15 @@ class CrazyflieEpisode:
 
     def advance(self, seconds: float) -> None:
         """Simulate; physics is never more than half a step of 2 ms off the clock."""
-        self._due += seconds
-        while self.outcome is None and (self._steps + 0.5) * PHYSICS_STEP <= self._due:
+        until = self.time + seconds
+        while self.outcome is None and (self._steps + 0.5) * PHYSICS_STEP <= until:
             self._step()
-        self.time = self._due if self.outcome is None else self._steps * PHYSICS_STEP
+        self.time = until if self.outcome is None else self._steps * PHYSICS_STEP
 
     def snapshot(self) -> Snapshot:
         """The present moment, as it really is."""
         position = self._drone.position
-        room = float(clearance(position)) - COLLISION_MARGIN
+        room = float(arena.clearance(position)) - arena.COLLISION_MARGIN
         return Snapshot(self.time, position, room, float(np.linalg.norm(position - self.goal)))
 
     def _step(self) -> None:
@@ -128,18 +124,13 @@ class CrazyflieEpisode:
         self._sensed_velocity: FloatArray = self._drone.velocity + VELOCITY_NOISE * noise[1]
 
     def _judge(self, position: FloatArray) -> None:
-        room = float(clearance(position)) - COLLISION_MARGIN
+        room = float(arena.clearance(position)) - arena.COLLISION_MARGIN
         self.smallest_clearance = min(self.smallest_clearance, room)
-        if float(np.linalg.norm(position - self.goal)) > GOAL_RADIUS:
-            self._arrived = None
-        elif self._arrived is None:
-            self._arrived = self._steps
+        near = float(np.linalg.norm(position - self.goal)) <= GOAL_RADIUS
+        self._inside_goal = self._inside_goal + 1 if near else 0
         if not room >= 0.0:
             self.outcome = "collision"
-        elif (
-            self._arrived is not None
-            and (self._steps - self._arrived) * PHYSICS_STEP >= GOAL_SECONDS
-        ):
+        elif (self._inside_goal - 1) * _SETPOINT_SECONDS >= GOAL_SECONDS:
             self.outcome = "success"
         elif self._steps * PHYSICS_STEP >= TIMEOUT:
             self.outcome = "timeout"
@@ -171,7 +162,7 @@ class Crazyflie:
             return False
         frames = self.teacher.unnormalise(plan).double().cpu().numpy()
         spline = PlanSpline(frames, self.teacher.frame_seconds)
-        return bool(clearance(spline.sampled()).min() >= COLLISION_MARGIN)
+        return bool(arena.clearance(spline.sampled()).min() >= arena.COLLISION_MARGIN)
 
     def path(self, plan: Tensor) -> FloatArray:
         """Planned positions, metres, (horizon, 3)."""
@@ -179,4 +170,4 @@ class Crazyflie:
 
     def outlines(self) -> list[FloatArray]:
         """Edges of the arena and its obstacles, each (points, 3), for pictures."""
-        return outlines()
+        return arena.outlines()

@@ -24,13 +24,18 @@ def clearance(positions: Tensor) -> Tensor:
     """
     if positions.ndim != 3 or positions.shape[-1] != 2:
         raise InputError(f"positions must have shape (batch, frames, 2), got {positions.shape}")
-    nearest = wall_distance(positions).amin(dim=1)
-    longest = float((positions[:, 1:] - positions[:, :-1]).norm(dim=-1).max())
-    pieces = min(MOST_PIECES, math.ceil(longest / RESOLUTION)) if math.isfinite(longest) else 1
-    for piece in range(1, pieces):
-        between = torch.lerp(positions[:, :-1], positions[:, 1:], piece / pieces)
-        nearest = torch.minimum(nearest, wall_distance(between).amin(dim=1))
-    return nearest
+    return wall_distance(_along(positions, MOST_PIECES)).amin(dim=1)
+
+
+def _along(positions: Tensor, most: float = math.inf) -> Tensor:
+    """Points of plans (batch, frames, 2), a RESOLUTION or a ``most``-th of a segment apart."""
+    starts, ends = positions[:, :-1], positions[:, 1:]
+    longest = float((ends - starts).norm(dim=-1).max())
+    pieces = max(1, math.ceil(longest / RESOLUTION)) if math.isfinite(longest) else 1
+    pieces = int(min(most, pieces))
+    shares = torch.arange(pieces).to(positions)[:, None, None, None] / pieces
+    points = torch.lerp(starts, ends, shares).transpose(0, 1).flatten(1, 2)
+    return torch.cat([points, positions[:, -1:]], dim=1)
 
 
 def wall_distance(points: Tensor) -> Tensor:
@@ -84,10 +89,5 @@ def plan_is_free(positions: NDArray[np.floating], radius: float = 0.0) -> NDArra
         return np.array([plan_is_free(one, radius) for one in plan], dtype=np.bool_)
     if plan.ndim != 2:
         raise InputError(f"plans must be (horizon, 2) or (batch, horizon, 2), got {plan.shape}")
-    if inside_walls(plan, radius).any():
-        return np.array(False)
-    longest = float(np.linalg.norm(np.diff(plan, axis=0), axis=-1).max(initial=0.0))
-    pieces = max(1, math.ceil(longest / RESOLUTION))
-    fractions = (np.arange(1, pieces) / pieces)[:, None, None]
-    between = plan[:-1] * (1.0 - fractions) + plan[1:] * fractions
-    return np.array(not inside_walls(between, radius).any())
+    points = _along(torch.from_numpy(plan)[None]).numpy()
+    return np.array(not inside_walls(points, radius).any())

@@ -19,15 +19,9 @@ from muninn.context import Context
 from muninn.model.schedule import FloatArray
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.platform import Outcome, Snapshot
+from muninn_bench.tasks.maze2d import maze
 from muninn_bench.tasks.maze2d.clearance import plan_is_free
 from muninn_bench.tasks.maze2d.controller import TIME_STEP, smooth_noise, tracking_action
-from muninn_bench.tasks.maze2d.maze import (
-    BALL_RADIUS,
-    WALLS,
-    MazeProblem,
-    cell_centre,
-    draw_problem,
-)
 from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
 from muninn_bench.tasks.maze2d.world import MazeWorld
 
@@ -35,7 +29,9 @@ GOAL_RADIUS = 0.45  # metres, the environment's own
 TIME_LIMIT = 8.0  # seconds, the environment's 800 steps
 TOP_SPEED = 5.0  # metres per second and axis to which the environment clips velocities
 
-_WALL_CENTRES = np.array([cell_centre((row, column)) for row, column in np.argwhere(WALLS)])
+_WALL_CENTRES = np.array(
+    [maze.cell_centre((row, column)) for row, column in np.argwhere(maze.WALLS)]
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Disturbance:
 def wall_clearance(position: FloatArray) -> float:
     """Metres from the ball's surface to the nearest wall, negative inside it."""
     gap = np.maximum(np.abs(position - _WALL_CENTRES) - 0.5, 0.0)
-    return float(np.sqrt((gap * gap).sum(axis=1).min())) - BALL_RADIUS
+    return float(np.sqrt((gap * gap).sum(axis=1).min())) - maze.BALL_RADIUS
 
 
 class MazeEpisode:
@@ -60,7 +56,7 @@ class MazeEpisode:
         import mujoco
 
         generator = np.random.default_rng(seed)
-        problem = draw_problem(generator)
+        problem = maze.draw_problem(generator)
         steps = round(TIME_LIMIT / TIME_STEP) + 1
         self.goal: FloatArray = problem.goal
         self.time = 0.0
@@ -74,8 +70,7 @@ class MazeEpisode:
         self._data.qpos[:] = problem.start[:2]
         self._data.qvel[:] = problem.start[2:]
         mujoco.mj_forward(self._world, self._data)
-        self._reference = np.zeros((1, 4))
-        self._steps, self._since, self._factor, self._holding = 0, 0, 1.0, False
+        self._steps, self._holding = 0, False
         self.smallest_clearance = wall_clearance(problem.start[:2])
         self.hold()
 
@@ -85,7 +80,7 @@ class MazeEpisode:
         spread = np.repeat([noise.position_noise, noise.velocity_noise], 2)
         state = np.concatenate([self._data.qpos, self._data.qvel])
         sensed = state + spread * self._sensors[self._steps]
-        return maze_contexts(self._platform.teacher, [MazeProblem(sensed, self.goal)])
+        return maze_contexts(self._platform.teacher, [maze.MazeProblem(sensed, self.goal)])
 
     def follow(self, plan: Tensor, taken: float, factor: float = 1.0) -> None:
         """Track a plan of 256 frames from the frame that is due now; ``factor`` damps forces."""
@@ -172,7 +167,7 @@ class MazePlatform:
 
     def screen(self, plan: Tensor, context: Context) -> bool:
         """No frame, nor the straight way between two, brings the ball into a wall."""
-        return bool(plan_is_free(self.path(plan), BALL_RADIUS))
+        return bool(plan_is_free(self.path(plan), maze.BALL_RADIUS))
 
     def path(self, plan: Tensor) -> FloatArray:
         """Positions in metres, (horizon, 2)."""
@@ -182,10 +177,10 @@ class MazePlatform:
     def outlines(self) -> list[FloatArray]:
         """The edges between walls and free cells, each (2, 2), for pictures."""
         lines = []
-        for row, column in np.argwhere(~WALLS):
+        for row, column in np.argwhere(~maze.WALLS):
             for down, across in ((-1, 0), (0, 1), (1, 0), (0, -1)):
-                if WALLS[row + down, column + across]:
-                    middle = cell_centre((row, column)) + np.array([across, -down]) / 2.0
+                if maze.WALLS[row + down, column + across]:
+                    middle = maze.cell_centre((row, column)) + np.array([across, -down]) / 2.0
                     along = np.array([-down, -across]) / 2.0
                     lines.append(np.stack([middle - along, middle + along]))
         return lines

@@ -11,12 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.maze2d.controller import (
-    ACTUATOR_GEAR,
-    BALL_MASS,
-    POSITION_GAIN,
-    VELOCITY_GAIN,
-)
+from muninn_bench.tasks.maze2d import controller
 from muninn_bench.tasks.maze2d.maze import MazeProblem, cell_of
 
 
@@ -87,8 +82,8 @@ class MazeWorld:
         self.place(problem, seed=0)
         inner = self._environment.unwrapped.point_env
         model, data = inner.model, inner.data
-        position_gain = BALL_MASS * POSITION_GAIN / ACTUATOR_GEAR
-        velocity_gain = BALL_MASS * VELOCITY_GAIN / ACTUATOR_GEAR
+        position_gain = controller.BALL_MASS * controller.POSITION_GAIN / controller.ACTUATOR_GEAR
+        velocity_gain = controller.BALL_MASS * controller.VELOCITY_GAIN / controller.ACTUATOR_GEAR
         states = np.empty((len(positions), 4))
         actions = np.empty((len(positions), 2))
         for step in range(len(positions)):

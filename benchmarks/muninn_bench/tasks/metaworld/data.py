@@ -115,8 +115,7 @@ def load_demonstrations(path: Path) -> Demonstrations:
     """
     if not path.is_file():
         raise InputError(
-            f"{path} was not found; make it with: "
-            f"python -m muninn_bench.tasks.metaworld.data --out {path}"
+            f"{path} was not found; make it with: muninn-bench data --task metaworld --out {path}"
         )
     with np.load(path) as stored:
         return Demonstrations(**stored)

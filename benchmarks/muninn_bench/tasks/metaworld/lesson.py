@@ -14,8 +14,13 @@ from torch import Tensor, nn
 
 from muninn.errors import InputError
 from muninn_bench.tasks.metaworld.data import Demonstrations, load_demonstrations
-from muninn_bench.tasks.metaworld.flow import flow_loss
-from muninn_bench.tasks.metaworld.policy import channels, make_policy, make_processors, save_policy
+from muninn_bench.tasks.metaworld.policy import (
+    channels,
+    flow_loss,
+    make_policy,
+    make_processors,
+    save_policy,
+)
 
 HELD_OUT = 0.03
 """Share of episodes, the last ones, for the validation loss."""

@@ -1,6 +1,9 @@
-"""LeRobot's own DiffusionPolicy for pick-place: what it sees, its size, its files.
+"""LeRobot's own DiffusionPolicy for pick-place: what it sees, its size, its files, and a flow.
 
-A folder of a policy is a LeRobot checkpoint: weights, configuration and both processors.
+A folder of a policy is a LeRobot checkpoint: weights, configuration and both processors. The flow
+(flow matching, ten Euler steps) has the same network and data: DiffusionPolicy serves it as the
+container (U-Net, conditioning, files), and its loss and sampling loop are replaced. Such a
+checkpoint is no diffusion policy.
 """
 
 from __future__ import annotations
@@ -10,12 +13,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
+from muninn.adapters.lerobot.diffusion import ConditionalUNet
 from muninn.errors import InputError
+from muninn.model.planner import Planner
+from muninn.model.solvers import euler
 from muninn_bench.tasks.metaworld.data import Demonstrations
 from muninn_bench.tasks.metaworld.world import ACTION
 
 STATE, SCENE = "observation.state", "observation.environment_state"
+STEPS = 10
+
+TIME_SCALE = 100.0
+"""The network is told times from 0 to 100, the range its step embedding was made for."""
 
 
 def features(observations: Tensor) -> dict[str, Tensor]:
@@ -110,3 +121,27 @@ def load_policy(folder: Path, scheduler: str, steps: int) -> tuple[Any, Any, Any
     config.num_inference_steps = steps
     policy = DiffusionPolicy.from_pretrained(folder, config=config)
     return policy, *make_pre_post_processors(config, pretrained_path=str(folder))
+
+
+def flow_loss(policy: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Flow matching along straight lines, ``x = (1 - time) action + time noise``.
+
+    The target is the velocity ``dx/dtime = noise - action`` (Lipman et al. 2023).
+    """
+    condition = policy.diffusion._prepare_global_conditioning(batch)
+    clean = batch["action"]
+    noise = torch.randn_like(clean)
+    time = torch.rand(len(clean), device=clean.device)
+    mixed = torch.lerp(clean, noise, time[:, None, None])
+    velocity = policy.diffusion.unet(mixed, TIME_SCALE * time, global_cond=condition)
+    return mse_loss(velocity, noise - clean)
+
+
+def flow_planner(policy: Any, steps: int = STEPS) -> Planner:
+    """The policy's sampling loop: Euler from noise at time 1 to actions at time 0."""
+    config = policy.config
+    return Planner(
+        ConditionalUNet(policy.diffusion),
+        euler(steps, time_scale=TIME_SCALE),
+        (config.horizon, config.action_feature.shape[0]),
+    )

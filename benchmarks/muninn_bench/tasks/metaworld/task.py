@@ -24,9 +24,8 @@ from muninn_bench.models import model_file
 from muninn_bench.networks.trainer import Training
 from muninn_bench.task import Result, Stream
 from muninn_bench.tasks.metaworld.data import generate
-from muninn_bench.tasks.metaworld.flow import STEPS, flow_planner
 from muninn_bench.tasks.metaworld.lesson import PolicyLesson
-from muninn_bench.tasks.metaworld.policy import features, load_policy
+from muninn_bench.tasks.metaworld.policy import STEPS, features, flow_planner, load_policy
 from muninn_bench.tasks.metaworld.world import DATA, STEP_LIMIT, PickPlace, draw_problem
 
 SAMPLERS = {"ddpm100": ("DDPM", 100), "ddim100": ("DDIM", 100), "ddim16": ("DDIM", 16)}

@@ -39,11 +39,9 @@ class ConditionalUNet:
 def planner_of(policy: Any) -> Planner:
     """The planner inside a DiffusionPolicy; contexts are rows of :func:`global_conditions`.
 
-    Given the same draws, its ``sample`` returns what ``conditional_sample`` does, bit for bit.
-
-    Raises:
-        InputError: the policy is in train mode, compiled or under autocast, overrides the loop,
-            or has a scheduler that is not supported.
+    Given the same draws, its ``sample`` returns what ``conditional_sample`` does, bit for bit. A
+    policy in train mode, compiled or under autocast, with a loop of its own or a scheduler that is
+    not supported, is an InputError.
     """
     diffusion = policy.diffusion
     device = require_plain(policy, diffusion)
@@ -92,11 +90,8 @@ def global_conditions(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> T
     """Contexts for calibration, (calls, condition), made by the policy's own encoder.
 
     Batches are observations as the policy's preprocessor returns them (normalised, on the
-    policy's device), each tensor (batch, n_obs_steps, ...), keys as in the dataset.
-
-    Raises:
-        InputError: the policy is in train mode, there is no batch, or one lacks the history or
-            what the policy needs.
+    policy's device), each tensor (batch, n_obs_steps, ...), keys as in the dataset. Train mode, no
+    batch, and one that lacks the history or what the policy needs are an InputError.
     """
     if policy.training:
         raise InputError("the policy is in train mode; call policy.eval() first")

@@ -37,11 +37,8 @@ def driven_episodes(
         observe: observation of the environment to one of the policy, keys as in its dataset,
             without batch. By default as LeRobot does (``agent_pos``, ``environment_state``,
             ``pixels``); keys that begin with ``observation.`` are taken as they are.
-        steps: after which an episode ends; by default the environment's own limit.
-
-    Raises:
-        InputError: a vector environment, or none of the limits; while driving, an observation
-            that lacks what the policy needs.
+        steps: after which an episode ends; by default the environment's own limit. Without either
+            it is an InputError; so is, while driving, an observation without what the policy needs.
     """
     if hasattr(environment, "num_envs"):
         raise InputError("environment is a vector of environments; give one of them")

@@ -31,9 +31,6 @@ def executed_actions(
             largest share of its limit that is taken up at any step: calibrate with
             ``tolerance=1``. ``math.inf`` leaves a channel out. Without limits it is the largest
             Euclidean distance of all channels at any step.
-
-    Raises:
-        InputError: the limits do not fit the action.
     """
     config = policy.config
     size = config.action_feature.shape[0]

@@ -48,10 +48,8 @@ def require_lerobot_loop(owner: Any, name: str) -> None:
 def answered(policy: Any, answer: Callable[[Context], Tensor]) -> Iterator[None]:
     """Inside, the policy's loop returns ``answer(context)``: plans of the planner's shape.
 
-    The policy is reset before and after. Torch's global random numbers are left as they were.
-
-    Raises:
-        InputError: the policy cannot be cached as it is, or its loop was replaced already.
+    The policy is reset before and after. Torch's global random numbers are left as they were. A
+    policy that cannot be cached as it is, or whose loop was replaced already, is an InputError.
     """
     adapter = adapter_for(policy)
     planner = adapter.planner_of(policy)
@@ -77,11 +75,8 @@ def as_batch(
     """One observation as ``select_action`` takes it: a batch of one, preprocessed, checked.
 
     The frame has keys and tensors as in a LeRobotDataset, without batch; keys other than
-    observations and the task are left out. Errors call it ``where``.
-
-    Raises:
-        InputError: a key is missing, a value is no tensor, or one has a wrong shape or dtype, NaN
-            or infinity.
+    observations and the task are left out. Errors call it ``where``: InputError for a missing key
+    and for a value that is no tensor, not finite, or of a wrong shape or dtype.
     """
     batch: dict[str, Any] = {}
     for key, value in frame.items():

@@ -51,10 +51,8 @@ def recorded_calls(
             episode of one step); or a folder, one file per episode, see
             :func:`muninn.certify.sources.read_file`: ``{"observation.state": (steps, dim), ...}``.
         preprocessor: the policy's own; None if the observations are what it returns.
-        count: episodes to draw, without replacement; None takes all.
-
-    Raises:
-        InputError: fewer episodes than ``count``, or unusable ones: all of them are named.
+        count: episodes to draw, without replacement; None takes all. Too few episodes, and unusable
+            ones, which are named, are an InputError.
     """
     episodes = _episodes(policy, recordings)
     if count is not None and not 1 <= count <= len(episodes):
@@ -67,11 +65,7 @@ def recorded_calls(
 
 
 def recorded_episodes(
-    policy: Any,
-    recordings: Any,
-    *,
-    preprocessor: Processor | None = None,
-    progress: bool = True,
+    policy: Any, recordings: Any, *, preprocessor: Processor | None = None, progress: bool = True
 ) -> tuple[Context, list[int]]:
     """Contexts of every call of every episode, and the number of the episode of each.
 

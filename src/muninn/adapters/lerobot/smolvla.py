@@ -24,6 +24,7 @@ from muninn.model.solvers import euler
 
 _LOOP = "sample_actions"
 _STATE = "observation.state"
+_Images = Sequence[Tensor]
 _TOKENS = "observation.language.tokens", "observation.language.attention_mask"
 
 
@@ -41,13 +42,10 @@ class EulerSteps(Sampler):
 
 @dataclass(frozen=True)
 class ActionExpert:
-    """The velocity at a prefix, with the whole model: vision and language are certified too.
-
-    ``periods`` are the shortest and longest of its time embedding, which no weight shows.
-    """
+    """The velocity at a prefix, with the whole model: vision and language are certified too."""
 
     model: Any
-    periods: tuple[float, float]
+    periods: tuple[float, float]  # shortest and longest of its time embedding; no weight shows them
 
     def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         velocity: Tensor = self.model.denoise_step(x_t=x, timestep=timestep, **context)
@@ -55,18 +53,12 @@ class ActionExpert:
 
     @torch.no_grad()
     def prefix(
-        self,
-        images: Sequence[Tensor],
-        img_masks: Sequence[Tensor],
-        lang_tokens: Tensor,
-        lang_masks: Tensor,
-        state: Tensor,
+        self, images: _Images, masks: _Images, tokens: Tensor, seen: Tensor, state: Tensor
     ) -> Context:
         """Keys and values of what the expert attends to, as ``denoise_step`` takes them."""
         lerobot = import_module("lerobot.policies.smolvla.modeling_smolvla")
-        embeddings, pad_masks, attention = self.model.embed_prefix(
-            images, img_masks, lang_tokens, lang_masks, state=state
-        )
+        inputs = images, masks, tokens, seen
+        embeddings, pad_masks, attention = self.model.embed_prefix(*inputs, state=state)
         _, keys_and_values = self.model.vlm_with_expert.forward(
             attention_mask=lerobot.make_att_2d_masks(pad_masks, attention),
             position_ids=torch.cumsum(pad_masks, dim=1) - 1,
@@ -82,11 +74,8 @@ def planner_of(policy: Any) -> Planner:
     """The planner inside a SmolVLAPolicy; contexts are those of :func:`prefixes`.
 
     Given the same noise, its ``sample`` returns what ``policy.model.sample_actions`` returns, bit
-    for bit: (batch, chunk_size, max_action_dim), padding included.
-
-    Raises:
-        InputError: the policy is in train mode, compiled or under autocast, guides with real-time
-            chunking, or overrides the loop.
+    for bit: (batch, chunk_size, max_action_dim), padding included. A policy in train mode, compiled
+    or under autocast, with real-time chunking or a loop of its own, is an InputError.
     """
     model, config = policy.model, policy.config
     device = require_plain(policy, model)
@@ -124,8 +113,8 @@ def state(policy: Any) -> dict[str, Any]:
 
 def arguments(
     planner: Planner,
-    images: Sequence[Tensor],
-    img_masks: Sequence[Tensor],
+    images: _Images,
+    img_masks: _Images,
     lang_tokens: Tensor,
     lang_masks: Tensor,
     state: Tensor,
@@ -151,11 +140,8 @@ def prefixes(policy: Any, batches: Iterable[Mapping[str, Tensor]]) -> Context:
     """Contexts for calibration: the prefix of every observation.
 
     Batches are observations as the policy's preprocessor returns them: normalised, on the
-    policy's device, with the tokens of the task.
-
-    Raises:
-        InputError: the policy is in train mode, there is no batch, one lacks state, camera or
-            tokens, or their prefixes differ in length.
+    policy's device, with the tokens of the task. Train mode, no batch, one that lacks state, camera
+    or tokens, and prefixes of different lengths are an InputError.
     """
     expert, found = planner_of(policy).denoiser, []
     assert isinstance(expert, ActionExpert)

@@ -55,7 +55,7 @@ def image_certificate() -> Certificate:
         torch.randn(40, size, generator=torch.Generator().manual_seed(0)),
         tolerance=1e6,
         risk=0.1,
-        family=Family(Forecast("sample", 1, True), plans, "static"),
+        family=Family.of(Forecast("sample", 1, True), plans, "static"),
         progress=False,
     )
 

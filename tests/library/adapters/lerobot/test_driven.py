@@ -148,7 +148,7 @@ def test_each_member_drives_its_own_episodes_and_the_policy_gets_a_closed_loop_c
         tolerance=1e6,
         risk=0.25,
         confidence=None,
-        family=Family(Forecast("sample", 1, True), (Everywhere(), Static((0, 1, 5, 15))), "static"),
+        family=Family.of(Forecast("sample", 1, True), (Everywhere(), Static((0, 1, 5, 15))), "static"),
         progress=False,
     )
     assert certificate.loop == "closed" and certificate.unit == "episode"

@@ -1,0 +1,122 @@
+"""What a program is worth on tuning calls: its deviations, over the tolerance, and a rank."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from muninn.certify.journal import Journal
+from muninn.certify.metrics import Tolerance
+from muninn.certify.paired import PairedCalls
+from muninn.model.schedule import FloatArray
+from muninn.programs.plan import AnyProgram
+from muninn.progress import Advance, silent
+
+FITTED_SHARE = 0.6
+"""Of the tuning calls that tables are fitted on; the others judge."""
+
+LEVELS = (0.8, 0.9)
+"""Quantiles that rank programs, besides that of the promise: one call must not decide."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A program of the frontier, and what it did on the tuning calls that it was not fitted on."""
+
+    program: AnyProgram
+    evaluations: float  # of a call, in the mean
+    group: str  # of its method
+    excess: float  # deviation over tolerance that all but the allowed share stay below
+    score: float  # by which programs of one cost are ranked
+    kept: bool  # whether the tolerance is kept, as far as so few calls can tell
+
+
+class Scores:
+    """Runs programs on tuning calls, each once.
+
+    Args:
+        paired: tuning calls; none of them certifies or tests.
+        tolerance: of a deviation; 1 gives deviations themselves.
+        share: of calls that may exceed it.
+        journal: keeps every score, so that nothing runs twice.
+        advance: is told of every program that was tried.
+    """
+
+    fits = False  # whether some programs are fitted, so that only the other calls judge
+
+    def __init__(
+        self,
+        paired: PairedCalls,
+        tolerance: Tolerance,
+        share: float,
+        journal: Journal | None = None,
+        advance: Advance = silent,
+    ) -> None:
+        # Hundreds of programs run once each: not one is worth capturing or compiling.
+        planner = replace(paired.planner, engine="eager")
+        self.planner, self.paired = paired.planner, replace(paired, planner=planner)
+        self.share = share
+        self.steps = len(planner.sampler)
+        self._sampler = planner.sampler
+        self._tolerance = paired.tolerance(tolerance, list(range(paired.count)))
+        self._journal = journal or Journal()
+        self._advance = advance
+        self._fit = round(FITTED_SHARE * paired.count)
+
+    @property
+    def judges(self) -> slice:
+        """The calls that nothing is fitted on."""
+        return (
+            slice(self._fit, None) if self.fits and self._fit < self.paired.count else slice(None)
+        )
+
+    def excess(self, program: AnyProgram, calls: int | None = None) -> FloatArray:
+        """Deviation over tolerance of a program on the first calls, then its mean evaluations."""
+        count = min(calls or self.paired.count, self.paired.count)
+        described = json.dumps(program.to_json(), sort_keys=True)
+        key = f"tune/{hashlib.sha256(described.encode()).hexdigest()[:24]}/{count}"
+        stored = self._journal.get(key)
+        if stored is None:
+            measured = self.paired.measure_in_batches(program, list(range(count)))
+            self.paired.forget(program)
+            excess = measured.deviation / self._tolerance[:count]
+            stored = [*excess.tolist(), float(measured.evaluations.mean())]
+            self._journal.put(key, stored)
+        self._advance(1)
+        return np.array(stored)
+
+    def entry(self, program: AnyProgram, group: str) -> Entry:
+        """A program on all tuning calls."""
+        *excess, evaluations = self.excess(program)
+        return self._entry(program, group, np.array(excess), float(evaluations))
+
+    def _entry(
+        self, program: AnyProgram, group: str, excess: FloatArray, evaluations: float
+    ) -> Entry:
+        judged = excess[self.judges]
+        # Who changes route is seen on every call; how close the others come, not where it was
+        # fitted.
+        kept = self.keeps(excess) and self.keeps(judged)
+        level, score = self._quantile(judged), self.score(judged)
+        return Entry(program, evaluations, group, level, score, kept)
+
+    def keeps(self, excess: FloatArray) -> bool:
+        """Whether all but the allowed share of calls keep the tolerance, judged by some of them.
+
+        Half a violation is added: a few calls without one do not show that there are none.
+        """
+        beyond = np.count_nonzero(excess > 1.0)
+        return bool(beyond + 0.5 <= max(self.share * (len(excess) + 1.0), 0.5))
+
+    def _quantile(self, excess: FloatArray, level: float | None = None) -> float:
+        # "lower": one call about to change its mode must not rank a program by itself
+        at = 1.0 - self.share if level is None else level
+        return float(np.quantile(excess, at, method="lower"))
+
+    def score(self, excess: FloatArray) -> float:
+        """Geometric mean of some quantiles."""
+        levels = [self._quantile(excess), *(self._quantile(excess, level) for level in LEVELS)]
+        return float(np.exp(np.mean(np.log(np.maximum(levels, 1e-12)))))
