@@ -28,7 +28,7 @@ from muninn.programs.table import Table
 BASES = 3
 """Pairs of method and spacing that are fitted, besides the neighbours' anchors."""
 
-MOVES, MOST_MOVES = (4, 2, 8, 1), 48
+MOVES, MOST_MOVES = (4, 2, 8, 1), 64
 """Steps by which an anchor is moved, and how many moves are tried at one number."""
 
 MOST_FITTED, MOST_MOVED = 40, 20

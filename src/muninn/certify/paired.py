@@ -22,6 +22,9 @@ from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.plan import AnyProgram
 
+DRAWN = 16
+"""Batches whose noise is kept: that of a stochastic sampler takes longer to draw than to use."""
+
 
 def call_seed(seed: int, *position: int) -> int:
     """Seed of one call's noise, independent of batch, split and order.
@@ -93,6 +96,13 @@ class Runtimes(dict[AnyProgram, Runtime]):
         return Runtimes, (self._planner,)  # another process makes its own
 
 
+class Drawn(dict[tuple[int, ...], Noise]):
+    """The noise of some batches; another process draws its own."""
+
+    def __reduce__(self) -> tuple[type[Drawn], tuple[()]]:
+        return Drawn, ()
+
+
 class Measured(NamedTuple):
     """Deviation, accumulated error estimate and evaluations of some calls, one entry each."""
 
@@ -124,6 +134,7 @@ class PairedCalls:
         if rows is not None and rows != self.count:
             raise InputError(f"the context has {rows} calls but {self.count} were announced")
         self._runtimes = Runtimes(self.planner)
+        self._noises = Drawn()
 
     @classmethod
     def for_tuning(
@@ -137,8 +148,14 @@ class PairedCalls:
         return cls(planner, context, count, resolve(metric)[1], seed)
 
     def noise(self, calls: list[int]) -> Noise:
-        """The noise of some calls."""
-        return self.planner.draw_noise(seeds=[call_seed(self.seed, call) for call in calls])
+        """The noise of some calls; what was drawn last is kept, for the next program."""
+        key = tuple(calls)
+        if key not in self._noises:
+            seeds = [call_seed(self.seed, call) for call in calls]
+            self._noises[key] = self.planner.draw_noise(seeds=seeds)
+            if len(self._noises) > DRAWN:
+                del self._noises[next(iter(self._noises))]
+        return self._noises[key]
 
     def contexts(self, calls: list[int]) -> Context:
         """The contexts of some calls."""

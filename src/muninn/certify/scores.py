@@ -18,8 +18,9 @@ from muninn.progress import Advance, silent
 FITTED_SHARE = 0.6
 """Of the tuning calls that tables are fitted on; the others judge."""
 
-LEVELS = (0.8, 0.9)
-"""Quantiles that rank programs, besides that of the promise: one call must not decide."""
+LEVELS = (1.0, 1.5, 2.5)
+"""Shares of calls left out, over the allowed one, at which programs are compared: the promise is
+about the tail, and one call must not decide."""
 
 FAILED = 1e12
 """Excess of a call in which a program failed: what full compute did then is not to its credit."""
@@ -131,5 +132,5 @@ class Scores:
 
     def score(self, excess: FloatArray) -> float:
         """Geometric mean of some quantiles."""
-        levels = [self._quantile(excess), *(self._quantile(excess, level) for level in LEVELS)]
+        levels = [self._quantile(excess, max(1.0 - s * self.share, 0.5)) for s in LEVELS]
         return float(np.exp(np.mean(np.log(np.maximum(levels, 1e-12)))))

@@ -107,7 +107,9 @@ def frontier_family(
         near = range(at - ABOVE, at + BELOW + 1)
         for place in sorted(place for place in chosen if 0 <= place < len(rungs)):
             close = place in near
-            entries.append(frontier.best(rungs[place]) if close else frontier.quick(rungs[place]))
+            entry = frontier.best(rungs[place]) if close else frontier.quick(rungs[place])
+            if entry.kept or place >= at:  # with more evaluations and worse, it ends the scan
+                entries.append(entry)
         report = frontier.report(fewest)
     if gates and (fewest >= GATES_FROM or not entries):
         members = gate_members(frontier, gate_forecast(frontier, fewest), fewest - 0.25)

@@ -3,7 +3,7 @@
 Row by row: the calls are carried to an anchor by the rows fitted so far, the network is evaluated
 there, and the next row is corrected so that its state comes close to the one that full compute has
 at that step. What is fitted is a correction of a base table, with a ridge towards zero; calls that
-leave for another route would own a sum of squares, so the worst tenth is dropped and the row is
+leave for another route would own a sum of squares, so the worst are dropped and the row is
 fitted again. How strong the ridge is, whether channels get weights of their own, and whether a row
 is corrected at all is decided on calls that are not fitted on. No gradient of the network is taken.
 """
@@ -32,7 +32,7 @@ View = Callable[[Tensor], Tensor]
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-5, 1e-7)
 """Tried for every row, in shares of the features' mean square."""
 
-TRIMMED = 0.1
+TRIMMED = 0.05
 ROUNDS = 3
 MOST_CHANNELS, MOST_FEATURES = 16, 24
 """Beyond which channels get no weights of their own."""
@@ -276,7 +276,7 @@ def _errors(gram: FloatArray, delta: FloatArray) -> FloatArray:
 
 
 def _trimmed(errors: FloatArray) -> float:
-    """Mean of the errors without the worst tenth."""
+    """Mean of the errors without the worst."""
     kept = np.sort(errors)[: max(1, round((1.0 - TRIMMED) * len(errors)))]
     return float(kept.mean()) if len(kept) else np.inf
 
