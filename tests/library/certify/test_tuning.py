@@ -101,6 +101,12 @@ def test_groups_restrict_a_family() -> None:
     assert all(table.method.startswith("fewer steps") for table in tables)
 
 
+def test_a_method_with_odd_numbers_of_evaluations_only_makes_a_family_of_those() -> None:
+    found = tuned(groups={"heun"})
+    counts = [program.most_evaluations(STEPS) for program in found.programs[1:]]
+    assert counts and all(count % 2 == 1 for count in counts)
+
+
 def test_an_interrupted_tuning_ends_with_the_same_family_and_runs_nothing_twice(
     tmp_path: Path, family: Family
 ) -> None:
