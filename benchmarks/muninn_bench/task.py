@@ -148,15 +148,6 @@ class Trainable(Protocol):
 
 
 @runtime_checkable
-class Twinned(Protocol):
-    """The sampler is stochastic or skips trained states: fewer steps start from a twin."""
-
-    def twin(self, variant: str) -> tuple[Planner, FloatArray | None]:
-        """The same network with a deterministic sampler, and its table of alpha_bar."""
-        ...
-
-
-@runtime_checkable
 class OwnCalls(Protocol):
     """Users call a framework's object, not a planner: single calls are timed through it."""
 

@@ -11,9 +11,9 @@ import torch
 
 from muninn.certify.metrics import measure, resolve
 from muninn.errors import InputError
-from muninn.model.planner import Planner
 from muninn_bench import registry
-from muninn_bench.task import Drawable, Stream, Task, Timed, Trainable, Twinned
+from muninn_bench.measure.alternatives import Alternative, Sample
+from muninn_bench.task import Drawable, Stream, Task, Timed, Trainable
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "benchmarks" / "muninn_bench" / "tasks"
@@ -58,24 +58,22 @@ def test_an_episode_repeats_and_streams_are_apart(task: Task) -> None:
         assert not any(torch.equal(one, other) for other in first[at + 1 :])
 
 
-def few(task: Task, variant: str) -> Planner:
-    """The variant's planner with every tenth step, where its sampler is deterministic."""
-    from muninn_bench.measure.baselines import few_steps
-
-    planner = task.twin(variant)[0] if isinstance(task, Twinned) else task.planner(variant)
-    return few_steps(planner, max(2, len(planner.sampler) // 10))
+def few(task: Task, variant: str) -> Sample:
+    """The variant's planner with every tenth step."""
+    planner = task.planner(variant)
+    count = max(2, len(planner.sampler) // 10)
+    return Alternative.untuned("fewsteps", planner, count).sample(planner)
 
 
 def test_plans_fit_the_world_and_their_metric_is_finite(task: Task) -> None:
     for variant in task.variants:
-        planner = few(task, variant)
-        assert task.planner(variant).shape == planner.shape
+        planner, sample = task.planner(variant), few(task, variant)
         metric = resolve(task.metric(variant))[1]
         ends = []
         for _ in range(2):
             episode = task.begin(variant, Stream.TEST, 0)
             context = episode.context()
-            plan = planner.sample(context, noise=planner.draw_noise(seeds=[3]))
+            plan = sample(context, noise=planner.draw_noise(seeds=[3]))
             assert plan.shape == (1, *planner.shape) and not episode.done
             episode.follow(plan[0])
             ends.append((episode.done, episode.time, plan))
@@ -90,11 +88,12 @@ def test_plans_fit_the_world_and_their_metric_is_finite(task: Task) -> None:
 
 def test_an_episode_that_is_over_has_a_result(task: Task) -> None:
     variant = task.variants[-1]
-    planner, episode = few(task, variant), task.begin(task.variants[-1], Stream.TEST, 1)
+    planner, sample = task.planner(variant), few(task, variant)
+    episode = task.begin(variant, Stream.TEST, 1)
     calls = 0
     while not episode.done:
         noise = planner.draw_noise(seeds=[calls])
-        episode.follow(planner.sample(episode.context(), noise=noise)[0])
+        episode.follow(sample(episode.context(), noise=noise)[0])
         calls += 1
         assert calls < 1000
     result = episode.result()

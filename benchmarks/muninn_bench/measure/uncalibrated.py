@@ -7,18 +7,19 @@ import numpy as np
 from muninn.certify.certificate import Bound, Certificate, library_versions
 from muninn.context import Context, form
 from muninn.model.planner import Planner
-from muninn.programs.plan import Everywhere, Family, Program
+from muninn.programs.plan import AnyProgram, Family, Program
 
 
-def uncalibrated(planner: Planner, program: Program, context: Context = None) -> Certificate:
+def uncalibrated(planner: Planner, program: AnyProgram, context: Context = None) -> Certificate:
     """As if the program had been certified for the planner; its figures mean nothing.
 
     With a context, calls are compared with its form, as with that of calibrated contexts.
     """
+    full = Program.full(planner.sampler.kind)
     return Certificate(
         identity=planner.identity(),
         reference=None,
-        family=Family.of(program.forecast, (Everywhere(), program.plan), "uncalibrated"),
+        family=Family((full, program), "uncalibrated"),
         member=1,
         tolerance=1.0,
         tolerance_name=None,

@@ -112,7 +112,7 @@ _PAGE = (
     '<h2>Side by side</h2>{table}<p class="small">Violations and success with 95% Wilson '
     "intervals. FewSteps is the same sampler with fewer steps (a DDIM step with its prediction "
     "reused composes exactly, so it is reuse of the noise estimate as well); DPM-Solver++ and "
-    "UniPC are diffusers' multistep solvers; the Taylor series continues the network's output "
+    "UniPC are multistep solvers; the Taylor series continues the network's output "
     "between evaluations. All get Muninn's mean number of evaluations, rounded up, and the spacing "
     "and order that do best on tuning calls of their own, by the score of Muninn's own tuner. "
     "Times are single calls, methods taking turns, {timed_calls} each.</p>{plans}",

@@ -16,7 +16,9 @@ def title(method: dict[str, Any]) -> str:
     tuned = method.get("tuned")
     if tuned is None or method["name"] == "fewsteps":  # those have one order
         return name
-    return f"{name}, order {tuned['order']}"
+    if "order" in tuned:  # a result from before alternatives were tables
+        return f"{name}, order {tuned['order']}"
+    return str(tuned["method"]).partition(",")[0]
 
 
 def cells(method: dict[str, Any], intervals: bool = False) -> list[str]:

@@ -17,17 +17,16 @@ from muninn.certify.metrics import Metric, resolve
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.errors import InputError
 from muninn.files import write_whole
-from muninn.model.planner import Planner
-from muninn.programs.anchors import spread_steps
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
+from muninn.programs.spacing import spread_steps
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSearch, available
 from muninn_bench.measure.matched import allowed_share, tuning_calls
 from muninn_bench.measure.protocol import Run, plain
 from muninn_bench.measure.rollout import Drive, random_contexts, roll_out
 from muninn_bench.models import model_file
-from muninn_bench.task import Stream, Task, Twinned, context_rows
+from muninn_bench.task import Stream, Task, context_rows
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Certified:
             sampler = self.planner.sampler
             anchors = spread_steps(len(sampler), max(3, len(sampler) // 10))
             held = Forecast("velocity" if sampler.flow else "sample", 1)
-            self.family = Family(held, (Everywhere(), Static(anchors)), "smoke")
+            self.family = Family.of(held, (Everywhere(), Static(anchors)), "smoke")
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -131,10 +130,10 @@ class Certified:
             write_whole(path, safetensors.torch.save({"contexts": found}))
         return safetensors.torch.load_file(path)["contexts"]
 
-    def paired(self, planner: Planner, stream: Stream, contexts: Tensor) -> PairedCalls:
+    def paired(self, stream: Stream, contexts: Tensor) -> PairedCalls:
         """Calls of a stream with their noise."""
         seed = call_seed(self.seed, stream, 1)
-        return PairedCalls(planner, contexts, len(contexts), self.measure, seed)
+        return PairedCalls(self.planner, contexts, len(contexts), self.measure, seed)
 
     # -- the certificate -----------------------------------------------------------------------
 
@@ -174,23 +173,19 @@ class Certified:
         journal.unlink()
         return certificate
 
-    def alternatives(
-        self, count: int, certificate: Certificate
-    ) -> tuple[Planner, dict[str, Alternative]]:
-        """What the alternatives sample, and each at ``count`` evaluations, tuned for the risk."""
-        planner, table = self.planner, None
-        if isinstance(self.task, Twinned):
-            planner, table = self.task.twin(self.variant)
+    def alternatives(self, count: int, certificate: Certificate) -> dict[str, Alternative]:
+        """Every alternative at ``count`` evaluations, tuned for the risk."""
+        planner = self.planner
         if certificate.counts["tune"]:
             contexts = self.certify_contexts
             calls = tuning_calls(planner, contexts, self.measure, certificate)
         else:
             tuning = min(self.sizes.tuning, self.sizes.episodes)
             rows = context_rows(self.task, self.variant, Stream.TUNE, tuning, self.seed)
-            calls = self.paired(planner, Stream.TUNE, rows)
-        search = AlternativeSearch(calls, self.tolerance, allowed_share(certificate), table)
+            calls = self.paired(Stream.TUNE, rows)
+        search = AlternativeSearch(calls, self.tolerance, allowed_share(certificate))
         names = [n for n in available(planner) if n != TAYLOR or not self.task.replans]
-        return planner, search.best(max(2, min(count, len(planner.sampler))), names)
+        return search.best(max(2, min(count, len(planner.sampler))), names)
 
 
 def load_family(name: str, seed: int) -> Family:

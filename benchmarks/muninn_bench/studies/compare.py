@@ -58,15 +58,15 @@ def compare(study: Certified, certificate: Certificate, command: str) -> dict[st
         contexts = random_contexts(driven["full"], study.seed)
     else:
         contexts = context_rows(study.task, study.variant, Stream.TEST, count, study.seed)
-    paired = study.paired(study.planner, Stream.TEST, contexts)
+    paired = study.paired(Stream.TEST, contexts)
     with bars(study.progress) as bar:
         outcomes = [full_outcomes(paired, bar), plan_all("muninn", runs["muninn"], paired, bar)]
         advance = bar("tune the alternatives", 1)
         allowed = matched_evaluations(float(outcomes[1].evaluations.mean()))
-        base, found = study.alternatives(allowed, certificate)
+        found = study.alternatives(allowed, certificate)
         advance(1)
         for name, alternative in found.items():
-            runs[name] = alternative.run(base)
+            runs[name] = alternative.run(study.planner)
             outcomes.append(plan_all(name, runs[name], paired, bar))
             outcomes[-1].tuned = alternative.tuned()
     for outcome in outcomes:

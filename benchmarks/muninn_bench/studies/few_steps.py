@@ -13,7 +13,6 @@ from muninn.progress import bars
 from muninn_bench.measure.alternatives import (
     Alternative,
     AlternativeSearch,
-    deviations,
     every_order,
 )
 from muninn_bench.task import Stream, Task, context_rows
@@ -57,11 +56,11 @@ def few_step_rows(
         return PairedCalls(planner, contexts, count, metric, call_seed(seed, stream, 1))
 
     def row(alternative: Alternative) -> dict[str, Any]:
-        deviation = deviations(alternative.run(planner), test, test.count)
+        every = list(range(test.count))
+        deviation = test.measure_in_batches(alternative.table, every).deviation
         return {
             "method": alternative.name,
-            "order": alternative.order,
-            "spacing": alternative.spacing,
+            "table": alternative.table.method,
             "evaluations": alternative.evaluations,
             "calls": test.count,
             "deviation_p50": float(np.median(deviation)),
@@ -72,6 +71,7 @@ def few_step_rows(
 
     test = paired(Stream.TEST, calls)
     tuning = paired(Stream.TUNE, min(TUNING_CALLS, calls))
+    search = AlternativeSearch(tuning, limit, SHARE)
     rows: list[dict[str, Any]] = []
     with bars(progress) as bar:
         advance = bar("tuned alternatives", len(counts))
@@ -79,7 +79,6 @@ def few_step_rows(
             if count == len(planner.sampler):
                 found = every_order(planner, names)
             else:
-                search = AlternativeSearch(tuning, limit, SHARE)
                 found = list(search.best(count, names).values())
             rows += [row(alternative) for alternative in found]
             advance(1)

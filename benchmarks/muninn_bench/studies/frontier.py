@@ -28,7 +28,6 @@ from muninn.certify.scan import Measuring, Scan
 from muninn.certify.scores import Entry
 from muninn.certify.tune import frontier_family
 from muninn.certify.units import OpenLoop
-from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.identity.digest import digest
@@ -39,16 +38,16 @@ from muninn.parallel import Map
 from muninn.programs.anchors import Chain
 from muninn.programs.methods import methods
 from muninn.programs.plan import Family
-from muninn.programs.spacing import sampler_states, spread_steps
 from muninn.progress import Task as Bars
 from muninn.progress import bars
+from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative
 from muninn_bench.measure.rollout import random_contexts, roll_out
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.task import Stream, Task, context_rows
 
 OURS = "frontier"
-ALTERNATIVES = ("fewsteps", "dpmsolver", "unipc", "taylor", "adams", "heun")
+ALTERNATIVES = (*NAMES, *OF_FLOWS)
 RISK, CONFIDENCE = 0.05, 0.95
 
 FACTORS = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -123,15 +122,13 @@ def contexts_of(task: Task, variant: str, sizes: Sizes, folder: Path, seed: int)
 
 def _driven_contexts(task: Task, variant: str, stream: Stream, count: int, seed: int) -> Tensor:
     planner = task.planner(variant)
-    offered, states = methods(planner.sampler), sampler_states(planner.sampler)
-    chosen = [states[step] for step in spread_steps(len(states), min(DRIVEN, len(states)))]
-    method = offered.get("dpmsolver-2", offered["fewsteps"])
-    runtime = runtime_for(planner, method.build(planner.sampler, chosen))
+    name = "fewsteps" if planner.sampler.flow else "dpmsolver"
+    fast = Alternative.untuned(name, planner, min(DRIVEN, len(planner.sampler)))
     with bars(True) as bar:
         drives = roll_out(
             task,
             variant,
-            lambda context, noise: runtime(context, noise=noise),
+            fast.run(planner),
             stream,
             count,
             seed=call_seed(seed, stream, 2),

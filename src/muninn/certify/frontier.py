@@ -19,7 +19,7 @@ import torch
 
 from muninn.certify.metrics import measure, view_of
 from muninn.certify.published import Pair, Published
-from muninn.certify.scores import Entry
+from muninn.certify.scores import FAILED, Entry
 from muninn.errors import InputError, MuninnError
 from muninn.programs.fitting import Fitter
 from muninn.programs.spacing import State, sampler_states
@@ -40,7 +40,7 @@ def ladder(steps: int) -> list[int]:
     """Numbers of evaluations that are tried of a sampler, largest first.
 
     >>> ladder(100)[:8], ladder(8)
-    ([93, 86, 79, 73, 67, 62, 57, 52], [7, 6, 5, 4, 3, 2])
+    ([98, 90, 83, 76, 70, 64, 59, 54], [7, 6, 5, 4, 3, 2])
     """
     rungs = list(range(2, 21))
     while rungs[-1] < steps:
@@ -97,7 +97,7 @@ class Frontier(Published):
             bad = ~torch.isfinite(reached).flatten(1).all(dim=1)
             reached = torch.where(bad.view(-1, *[1] * (truth.ndim - 1)), truth.to(reached), reached)
             deviation = measure(self.paired.metric, truth, reached.to(truth.dtype))
-            excess = np.where(bad.cpu().numpy(), 1e12, deviation / self._tolerance)
+            excess = np.where(bad.cpu().numpy(), FAILED, deviation / self._tolerance)
             stored = [table.to_json(), excess.tolist()]
             self._journal.put(key, stored)
         self._advance(1)

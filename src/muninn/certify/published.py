@@ -29,6 +29,9 @@ KEPT_CALLS = 32
 SCOUTS = ("sample-1-back", "dpmsolver-2", "fewsteps")
 """Methods with which spacings are tried first, as far as a sampler has them."""
 
+FAR = 1.5
+"""In the logarithm of the evaluations: what was best there is no guide."""
+
 KEEP_SPACINGS, KEEP, NEXT = 3, 3, 16
 """Spacings that all methods are tried with; candidates that are tried on all calls; pairs of
 method and spacing that a neighbouring number of evaluations is tried with."""
@@ -137,7 +140,7 @@ class Published(Scores):
         if count in self._pairs:
             return self._pairs[count]
         near = min(self._pairs, key=lambda known: abs(math.log(known / count)), default=None)
-        if near is not None and abs(math.log(near / count)) < 0.7:
+        if near is not None and abs(math.log(near / count)) < FAR:
             pairs = self._pairs[near][:NEXT]
         else:
             scouts = [name for name in SCOUTS if name in self.methods] or list(self.methods)[:1]

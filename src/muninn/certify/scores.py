@@ -21,6 +21,9 @@ FITTED_SHARE = 0.6
 LEVELS = (0.8, 0.9)
 """Quantiles that rank programs, besides that of the promise: one call must not decide."""
 
+FAILED = 1e12
+"""Excess of a call in which a program failed: what full compute did then is not to its credit."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -91,6 +94,7 @@ class Scores:
             measured = self.paired.measure_in_batches(program, list(range(count)))
             self.paired.forget(program)
             excess = measured.deviation / self._tolerance[:count]
+            excess[np.isnan(measured.estimate)] = FAILED
             spent = measured.evaluations
             stored = [*excess.tolist(), float(spent.mean()), int(spent.max())]
             self._journal.put(key, stored)

@@ -28,6 +28,9 @@ SAFE = (2.0, 1.5)
 ABOVE, BELOW = 2, 2
 """Rungs of the ladder on either side of the fewest found that become members."""
 
+START = 8
+"""Evaluations with which the search begins."""
+
 GATES_FROM = 8
 """Evaluations from which gates are tried: they need some to judge a call by."""
 
@@ -123,17 +126,29 @@ def frontier_family(
 
 
 def _cheapest_rung(frontier: Frontier, rungs: list[int]) -> int:
-    """The place of the fewest evaluations that keep the tolerance; fine for tuning only."""
-    low, high = 0, len(rungs) - 1  # rungs[low] is assumed to keep it
-    while low < high:  # first without moves: they cost most, and change the answer by a rung or two
-        middle = (low + high + 1) // 2
-        if frontier.best(rungs[middle], move=False).kept:
-            low = middle
+    """The place of the fewest evaluations that keep the tolerance; fine for tuning only.
+
+    From few evaluations, which cost little to try, to as many as it takes; then in between. Moves
+    of anchors cost most and change the answer by a rung or two: they come last.
+    """
+    kept, missed, stride = -1, len(rungs), 2
+    place = min(range(len(rungs)), key=lambda k: abs(rungs[k] - START))
+    while missed - kept > 1:
+        if frontier.best(rungs[place], move=False).kept:
+            kept = place
         else:
-            high = middle - 1
-    while low + 1 < len(rungs) and frontier.best(rungs[low + 1]).kept:
-        low += 1
-    return low
+            missed = place
+        if missed == len(rungs):
+            place = min(kept + stride, len(rungs) - 1)
+        elif kept < 0:
+            place = max(missed - stride, 0)
+        else:
+            place = (kept + missed) // 2
+        stride *= 2
+    kept = max(kept, 0)
+    while kept + 1 < len(rungs) and frontier.best(rungs[kept + 1]).kept:
+        kept += 1
+    return kept
 
 
 def _worth_their_time(frontier: Frontier, gates: list[Entry], tables: list[Entry]) -> list[Entry]:

@@ -1,44 +1,37 @@
-"""Alternatives are tuned by Muninn's own score, on tuning calls, and not worse than untuned."""
+"""Alternatives are tuned by Muninn's own search, on tuning calls, and not worse than untuned."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from importlib.util import find_spec
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from muninn.certify.search import Search
-from torch import Tensor
 
 import certify_cases
 import muninn.certify.calibrate
+import muninn.certify.published
 import muninn.certify.risk
 from analytic import mixture_planner
-from muninn.certify.journal import Journal
+from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-from muninn.model.schedule import Schedule
+from muninn.model.sampler import Sampler
+from muninn.model.schedule import FloatArray, Schedule
 from muninn.model.solvers import ddim, ddpm, euler
-from muninn_bench.measure import alternatives
+from muninn.programs.methods import Method, methods
+from muninn.programs.spacing import sampler_states
+from muninn.programs.table import Table
 from muninn_bench.measure.alternatives import (
-    METHODS,
     Alternative,
     AlternativeSearch,
     available,
-    deviations,
     every_order,
 )
-from muninn_bench.measure.baselines import (
-    distinct,
-    fixed_skip,
-    sampler_states,
-    spacings,
-    trained_states,
-)
+from muninn_bench.measure.baselines import fixed_skip
 from muninn_bench.measure.matched import allowed_share, mean_evaluations, tuning_calls
 
 SHAPE, STEPS, CALLS, COUNT = (8, 2), 40, 24, 7
@@ -47,6 +40,11 @@ SCHEDULE = Schedule.cosine(STEPS)
 
 def calls(planner: Planner, seed: int = 3, count: int = CALLS) -> PairedCalls:
     return PairedCalls(planner, None, count, rms_step, seed)
+
+
+def deviations(alternative: Alternative, paired: PairedCalls) -> FloatArray:
+    every = list(range(paired.count))
+    return paired.measure_in_batches(alternative.table, every).deviation
 
 
 @pytest.fixture(scope="module")
@@ -59,88 +57,45 @@ def found(planner: Planner) -> dict[str, Alternative]:
     return AlternativeSearch(calls(planner), 0.05, 0.03).best(COUNT)
 
 
-# -- spacings ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("count", [2, 3, 7, 39, 40])
-def test_spacings_visit_both_ends_and_no_state_twice(planner: Planner, count: int) -> None:
-    ways = spacings(sampler_states(planner.sampler), count)
-    assert len(set(ways.values())) == len(ways) >= 1
-    for places in ways.values():
-        assert len(places) == count and places[0] == 0 and places[-1] == STEPS - 1
-        assert (np.diff(places) >= 1).all()
-
-
-def test_powers_say_where_states_are_dense(planner: Planner) -> None:
-    ways = spacings(sampler_states(planner.sampler), 9)
-    middle = {name: places[4] for name, places in ways.items()}
-    assert middle["t ~ u^0.5"] < middle["t ~ u^1"] < middle["t ~ u^2"]  # step 0 is the noisiest
-    # t ~ u^2 in closed form: timesteps 39 u^2 at u = 1, 7/8, ..., 0
-    timesteps = [STEPS - 1 - place for place in ways["t ~ u^2"]]
-    assert timesteps == [39, 30, 22, 15, 10, 5, 2, 1, 0]
-    with pytest.raises(InputError, match="between 2 and 40"):
-        spacings(sampler_states(planner.sampler), 41)
-
-
-def test_places_are_moved_apart_within_their_range() -> None:
-    assert distinct(np.array([0.0, 0.0, 0.0, 3.0]), 4) == (0, 1, 2, 3)
-    assert distinct(np.array([0.0, 8.9, 8.95, 9.0]), 10) == (0, 7, 8, 9)
-
-
-def test_every_trained_state_between_the_ends_of_a_short_sampler() -> None:
-    schedule = Schedule.cosine(100)
-    sampler = ddim(schedule, 16, kind="epsilon")
-    states = trained_states(sampler, schedule.alpha_bar)
-    assert [state.timestep for state in states] == list(range(90, -1, -1))
-    own = {state.timestep: state for state in sampler_states(sampler)}
-    for state in states:
-        if state.timestep in own:
-            assert state == pytest.approx(own[state.timestep], abs=1e-9)
-    assert trained_states(sampler, None) == sampler_states(sampler)
-    for table in (Schedule.linear(100).alpha_bar, schedule.alpha_bar[:50]):
-        with pytest.raises(InputError, match="table"):
-            trained_states(sampler, table)
-
-
-# -- tuning ------------------------------------------------------------------------------------
-
-
 def test_all_that_fit_are_tuned_and_spend_what_they_may(
     planner: Planner, found: dict[str, Alternative]
 ) -> None:
-    assert tuple(found) == available(planner)
+    assert tuple(found) == available(planner) == ("fewsteps", "dpmsolver", "unipc", "taylor")
     noise = planner.draw_noise(seeds=range(3))
+    groups = {method.group: method for method in methods(planner.sampler).values()}
     for name, alternative in found.items():
         plans, record = alternative.run(planner)(None, noise)
         assert plans.shape == (3, *SHAPE) and record.evaluations.tolist() == [COUNT] * 3
+        assert torch.equal(alternative.sample(planner)(noise=noise), plans)
         assert alternative.evaluations == COUNT and alternative.calls == CALLS
-        assert alternative.order in METHODS[name]
-        assert alternative.states[0] == sampler_states(planner.sampler)[0]
-        assert alternative.states[-1].timestep == 0
+        assert name in groups
+        assert alternative.table.states[0] == sampler_states(planner.sampler)[0]
+        assert alternative.timesteps[-1] == 0
 
 
 def test_the_score_is_that_of_muninns_own_tuner(planner: Planner) -> None:
     """Reuse at a stride is fewer steps (no clipping here), so both must get one score."""
     paired = calls(planner)
-    search = AlternativeSearch(paired, 0.05, 0.1)
     even = Alternative.untuned("fewsteps", planner, COUNT)
-    ours = search._score("fewsteps", 1, even.states, CALLS)
-    theirs = Search(paired, 0.05, 0.1, Journal(None, {}), lambda count: None)
-    assert ours == pytest.approx(theirs.score(fixed_skip(planner, COUNT)).excess, rel=1e-3)
-    deviation = deviations(even.run(planner), paired, CALLS)
-    assert ours == np.quantile(deviation / 0.05, 0.9, method="lower")
+    tuner = Frontier(paired, 0.05, 0.1, groups={"fewsteps"})
+    ours = tuner.entry(even.table, "fewsteps").excess
+    assert ours == pytest.approx(tuner.entry(fixed_skip(planner, COUNT), "skip").excess, rel=1e-3)
+    assert ours == np.quantile(deviations(even, paired) / 0.05, 0.9, method="lower")
+    best = AlternativeSearch(paired, 0.05, 0.1).best(COUNT, ["fewsteps"])["fewsteps"]
+    assert best.excess == tuner.entry(best.table, "fewsteps").excess
 
 
 def test_tuning_is_no_worse_than_even_spacing_on_its_calls_and_better_on_others(
     planner: Planner, found: dict[str, Alternative]
 ) -> None:
-    search = AlternativeSearch(calls(planner), 0.05, 0.03)
+    tuner = Frontier(calls(planner), 0.05, 0.03, groups={"fewsteps"})
     fresh = calls(planner, seed=77, count=64)
     ratios = {}
     for name, alternative in found.items():
         even = Alternative.untuned(name, planner, COUNT)
-        assert alternative.excess <= search._score(name, even.order, even.states, CALLS) + 1e-9
-        tuned, plain = (deviations(one.run(planner), fresh, 64) for one in (alternative, even))
+        scores = [tuner.entry(one.table, name).score for one in (alternative, even)]
+        assert scores[0] <= scores[1] + 1e-9
+        tuned, plain = (deviations(one, fresh) for one in (alternative, even))
         ratios[name] = np.median(tuned) / np.median(plain)
     assert max(ratios.values()) < 1.1 and min(ratios.values()) < 0.8, ratios
 
@@ -152,77 +107,90 @@ def test_the_same_calls_give_the_same_alternatives(
     for alternative in found.values():
         stored = json.loads(json.dumps(alternative.to_json()))
         assert Alternative.from_json(stored) == alternative
-        assert alternative.tuned()["timesteps"] == [state.timestep for state in alternative.states]
+        said = alternative.tuned()
+        assert said["method"] == alternative.table.method
+        assert said["timesteps"] == [state.timestep for state in alternative.table.states]
+        assert (said["excess"], said["calls"]) == (alternative.excess, CALLS)
 
 
 def test_a_solver_that_explodes_does_not_win(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = alternatives._sample
+    def broken(sampler: Sampler) -> dict[str, Method]:
+        offered = methods(sampler)
+        second = offered["taylor-2"]
 
-    def broken(name: str, order: int, states: tuple, used: Planner) -> Callable[..., Tensor]:
-        sample = real(name, order, states, used)
-        if order != 2:
-            return sample
-        return lambda context, noise: sample(context, noise=noise) * float("nan")
+        def exploding(*given: object) -> Table:
+            table = second.build(*given)  # type: ignore[arg-type]
+            return replace(table, weights=(1e9 * table.array).tolist())
 
-    monkeypatch.setattr(alternatives, "_sample", broken)
+        return {**offered, "taylor-2": second._replace(build=exploding)}
+
+    monkeypatch.setattr(muninn.certify.published, "methods", broken)
     best = AlternativeSearch(calls(planner), 0.05, 0.03).best(COUNT, ["taylor"])["taylor"]
-    assert best.order == 1 and np.isfinite(best.excess)
+    assert best.table.method.startswith("Taylor series 1") and np.isfinite(best.excess)
 
 
 def test_a_short_sampler_may_be_asked_anywhere_in_between() -> None:
-    pytest.importorskip("diffusers")
     schedule = Schedule.cosine(100)
     sampler = ddim(schedule, 10, kind="sample")
     every = mixture_planner(ddim(schedule, kind="sample"), SHAPE)
     planner = Planner(every.denoiser, sampler, SHAPE, dtype=every.dtype)
-    best = AlternativeSearch(calls(planner), 0.05, 0.03, schedule.alpha_bar).best(5)
-    asked = {state.timestep for name in ("dpmsolver", "unipc") for state in best[name].states}
-    assert asked - {step.timestep for step in sampler.steps}
+    best = AlternativeSearch(calls(planner), 0.05, 0.03).best(5)
     steps = {step.timestep for step in sampler.steps}
-    assert {state.timestep for state in best["taylor"].states} <= steps
+    asked = {timestep for name in ("dpmsolver", "unipc") for timestep in best[name].timesteps}
+    assert asked - steps
+    assert set(best["taylor"].timesteps) <= steps
 
 
-def test_flow_matching_has_fewer_euler_steps_and_no_diffusion_solver() -> None:
+def test_flow_matching_has_solvers_of_its_own_and_no_diffusion_solver() -> None:
     planner = mixture_planner(euler(12), SHAPE)
     best = AlternativeSearch(calls(planner), 0.05, 0.03).best(4)
-    assert tuple(best) == ("fewsteps", "taylor")
-    assert best["fewsteps"].states[0].timestep == 1.0
-    with pytest.raises(InputError, match="choose from fewsteps, taylor"):
+    spent = {name: alternative.evaluations for name, alternative in best.items()}
+    # Heun's method evaluates twice a step, once in the last: it gets one more, not one less.
+    assert spent == {"fewsteps": 4, "taylor": 4, "adams": 4, "heun": 5}
+    assert Alternative.untuned("heun", planner, 4).evaluations == 5
+    assert best["fewsteps"].timesteps[0] == 1.0
+    with pytest.raises(InputError, match="choose from fewsteps, taylor, adams, heun"):
         AlternativeSearch(calls(planner), 0.05, 0.03).best(4, ["unipc"])
 
 
-def test_a_stochastic_sampler_is_refused_with_the_way_out() -> None:
+def test_a_stochastic_sampler_is_shortened_on_its_own_noise() -> None:
     planner = mixture_planner(ddpm(SCHEDULE, kind="sample"), SHAPE)
-    with pytest.raises(InputError, match="same model and a deterministic sampler"):
-        AlternativeSearch(calls(planner), 0.05, 0.03)
+    best = AlternativeSearch(calls(planner), 0.05, 0.03).best(20)
+    assert tuple(best) == ("fewsteps", "dpmsolver")
+    noise = planner.draw_noise(seeds=range(4))
+    full = planner.sample(noise=noise)
+    other = planner.draw_noise(seeds=range(4, 8))
+    for alternative in best.values():
+        near = rms_step(full, alternative.sample(planner)(noise=noise))
+        far = rms_step(full, alternative.sample(planner)(noise=replace(noise, steps=other.steps)))
+        assert (near < 0.5 * far).all()
+    (whole,) = every_order(planner, ["fewsteps"])
+    torch.testing.assert_close(whole.sample(planner)(noise=noise), full, atol=1e-5, rtol=1e-5)
 
 
 def test_on_every_step_first_order_is_the_sampler_and_higher_ones_show_its_step_size(
     planner: Planner,
 ) -> None:
-    paired = calls(planner)
-    found = {(one.name, one.order): one for one in every_order(planner)}
-    assert {name: sum(key[0] == name for key in found) for name in METHODS} == {
-        name: len(orders) for name, orders in METHODS.items()
-    }
-    sizes = {key: np.median(deviations(one.run(planner), paired, 8)) for key, one in found.items()}
-    assert max(sizes["fewsteps", 1], sizes["taylor", 1], sizes["taylor", 2]) < 1e-5
-    assert sizes["dpmsolver", 2] > 1e-3 and sizes["unipc", 3] > 1e-3
+    paired = calls(planner, count=8)
+    found = {one.table.method: one for one in every_order(planner)}
+    assert list(found) == [
+        "fewer steps",
+        *(f"DPM-Solver++ {order}M" for order in (2, 3)),
+        *(f"UniPC {order}" for order in (1, 2, 3)),
+        *(f"Taylor series {order}" for order in (1, 2)),
+    ]
+    sizes = {name: np.median(deviations(one, paired)) for name, one in found.items()}
+    same = ("fewer steps", "Taylor series 1", "Taylor series 2")
+    assert max(sizes[name] for name in same) < 1e-5
+    assert sizes["DPM-Solver++ 2M"] > 1e-3 and sizes["UniPC 3"] > 1e-3
     # Solvers of the same equation agree with each other better than with the sampler.
     noise = planner.draw_noise(seeds=range(8))
-    second, third = (found["dpmsolver", order].run(planner)(None, noise)[0] for order in (2, 3))
-    assert (second - third).abs().median() < (second - planner.sample(noise=noise)).abs().median()
-
-
-def test_without_diffusers_its_solvers_are_not_offered(
-    planner: Planner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        alternatives, "find_spec", lambda name: None if name == "diffusers" else find_spec(name)
+    second, third = (
+        found[f"DPM-Solver++ {order}M"].run(planner)(None, noise)[0] for order in (2, 3)
     )
-    assert available(planner) == ("fewsteps", "taylor")
+    assert (second - third).abs().median() < (second - planner.sample(noise=noise)).abs().median()
 
 
 def test_the_tuning_calls_are_those_of_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:

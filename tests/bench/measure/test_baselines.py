@@ -11,9 +11,9 @@ from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim, ddpm, euler
-from muninn.programs.anchors import spread_steps
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Program, Static
+from muninn.programs.spacing import spread_steps
 from muninn_bench.measure.baselines import few_steps, fixed_skip
 
 SHAPE = (8, 2)

@@ -51,7 +51,7 @@ def test_plans_are_the_same_up_to_rounding_and_stay_on_the_cpu() -> None:
 @pytest.mark.gpu
 def test_a_certificate_of_the_cpu_is_used_if_the_gpu_was_there_first(tmp_path: Path) -> None:
     contexts = torch.rand(120, 2, 4) - 0.5
-    family = Family(Forecast("sample"), (Everywhere(), Static((0, 5, 10, 15, 19))), "static")
+    family = Family.of(Forecast("sample"), (Everywhere(), Static((0, 5, 10, 15, 19))), "static")
     certificate = muninn.calibrate(
         small_planner(), contexts, tolerance=10.0, risk=0.2, family=family, progress=False
     )

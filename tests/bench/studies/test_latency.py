@@ -12,13 +12,21 @@ import torch
 
 import muninn.engines.graphs
 import muninn_bench.studies.latency.ways
+from analytic import mixture_planner
 from graph_cases import Replayed
 from latency_cases import DEVICE, TINY, row, tiny
+from muninn.certify.frontier import Frontier
+from muninn.certify.metrics import rms_step
+from muninn.certify.paired import PairedCalls
+from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
+from muninn.model.solvers import ddim
+from muninn.programs.table import Table
 from muninn.progress import bars
 from muninn_bench.measure import machine
+from muninn_bench.measure.alternatives import Alternative
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.studies.latency.measure import (
     add_ratios,
@@ -27,12 +35,18 @@ from muninn_bench.studies.latency.measure import (
     measure_variant,
     prepare,
 )
-from muninn_bench.studies.latency.programs import OWN_TUNING_CALLS, TunedPrograms, bisect
+from muninn_bench.studies.latency.programs import (
+    OWN_TUNING_CALLS,
+    SHARE,
+    TunedPrograms,
+    bisect,
+)
 from muninn_bench.studies.latency.settings import CPU, CUDA, sizes
-from muninn_bench.studies.latency.variants import WIDE, variant_names
+from muninn_bench.studies.latency.variants import SEED, WIDE, variant_names
 from muninn_bench.studies.latency.ways import (
     EVERY,
     Way,
+    by_hand,
     ways_for,
 )
 
@@ -90,7 +104,7 @@ def test_programs_spend_what_they_are_given() -> None:
     programs = TunedPrograms(tiny(), 5)
     context, noise = programs.variant.batch(4)
     for program in (programs.static, programs.gated):
-        runtime = Runtime(programs.planner, program, on_failure="error")
+        runtime = runtime_for(programs.planner, program, on_failure="error")
         _, record = runtime(context, noise=noise)
         assert record.evaluations.tolist() == [5] * 4
     assert programs.capped(2.0).plan.cap == 10  # type: ignore[attr-defined]
@@ -140,7 +154,7 @@ def test_a_compiled_method_gives_the_plans_of_the_eager_one() -> None:
     """Alternatives too: they run on every engine, and in the layout, that the static plan has."""
     programs = TunedPrograms(tiny(), 5)
     methods = {m.name: m for m in ways_for(programs, graphed=False, compiled=True)}
-    for way in ("full", "few", "dpm", "static"):
+    for way in ("full", "few", "dpm", "hand", "static"):
         expected, _ = methods[f"{way}-eager"].make()(*programs.variant.call(0))
         for engine in ("compiled", "last"):
             found, record = methods[f"{way}-{engine}"].make()(*programs.variant.call(0))
@@ -156,8 +170,32 @@ def test_alternatives_have_every_engine_of_the_static_plan(captures: list[Replay
             way, _, engine = method.name.partition("-")
             engines.setdefault(way, set()).add(engine)
         offered = engines["static"] - ({"eager"} if graphed else set())  # a graph covers it
-        assert engines["few"] == engines["dpm"] == offered
+        assert engines["few"] == engines["dpm"] == engines["hand"] == offered
         assert {"last"} < offered
+
+
+@pytest.mark.parametrize("kind", ["sample", "epsilon"])
+def test_by_hand_is_the_table_of_dpm_solver_of_second_order(kind: Any) -> None:
+    sampler = ddim(Schedule.cosine(40), kind=kind, clip=1.2)
+    planner = replace(mixture_planner(sampler, (8, 2)), condition=lambda x, _: x.clamp_(max=3.0))
+    noise = planner.draw_noise(seeds=range(3))
+    for count in (2, 3, 6):
+        table = Alternative.untuned("dpmsolver", planner, count).table
+        assert table.method == "DPM-Solver++ 2M"
+        found = by_hand(planner, table)(None, noise=noise)
+        expected, _ = runtime_for(planner, table)(noise=noise)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_trained_network_gets_the_best_table_of_the_frontier() -> None:
+    subject = tiny()
+    contexts = subject.batch(12)[0]
+    programs = TunedPrograms(replace(subject, trained=True, tuning=contexts), 4, tuning=10)
+    paired = PairedCalls(programs.planner, contexts[:10], 10, rms_step, SEED + 1)
+    best = Frontier(paired, 1.0, SHARE).best(4)
+    assert programs.static == best.program and isinstance(programs.static, Table)
+    few = programs.alternative("fewsteps")
+    assert few.calls == 10 and best.excess <= few.excess
 
 
 def test_full_and_static_plans_are_one_graph_each(captures: list[Replayed]) -> None:

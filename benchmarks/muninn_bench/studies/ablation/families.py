@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
-from muninn.certify.search import FIRST, Candidate, Search
-
+from muninn.certify.frontier import Frontier
+from muninn.certify.gates import gate_forecast, gate_members
+from muninn.certify.tune import frontier_family
+from muninn.engines.choose import runtime_for
 from muninn.engines.rounds import RoundRuntime
-from muninn.engines.runtime import Runtime
 from muninn.files import write_whole
+from muninn.programs import anchors
 from muninn.programs.forecast import ORDERS, AnyForecast, Forecast
-from muninn.programs.plan import Family, Plan, Program, Static
+from muninn.programs.plan import AnyProgram, Family, Program, Static
+from muninn.programs.table import Table
 from muninn_bench.measure.alternatives import Alternative, AlternativeSearch
 from muninn_bench.measure.baselines import fixed_skip
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE
@@ -21,6 +24,9 @@ from muninn_bench.studies.ablation.workbench import TUNE, Member, Workbench, cal
 
 SHARE = 0.6 * RISK
 """Of tuning calls that may exceed the tolerance: somewhat below the risk to be certified."""
+
+GROUPS = {"frontier": None, "static": {"forecast"}, "adaptive": {"forecast"}}
+"""Methods that a kind of family is chosen from: all, or our forecasts without fitting."""
 
 
 class Families:
@@ -32,46 +38,57 @@ class Families:
 
     def __init__(self, workbench: Workbench) -> None:
         self._bench = workbench
-        self._searches: dict[float, Search] = {}
         self._rivals: AlternativeSearch | None = None
 
     def family(self, kind: str, tolerance: float) -> Family:
-        """The ``static`` or ``adaptive`` family for a tolerance."""
+        """The ``frontier``, ``static`` or ``adaptive`` family for a tolerance."""
 
         def tune() -> dict[str, Any]:
-            search = self._search(tolerance)
-            if kind == "static":
-                return search.static_family(*search.rank()).family.to_json()
+            frontier = self._frontier(kind, tolerance)
+            if kind != "adaptive":
+                return frontier_family(frontier, gates=kind == "frontier").to_json()
             static = self.family("static", tolerance)
-            found = search.adaptive_family([static.forecast])
-            return (static if found is None else found.family).to_json()
+            fewest = static.programs[-1].most_evaluations(frontier.steps)
+            found = gate_members(frontier, gate_forecast(frontier, fewest), frontier.steps)
+            gates = tuple(entry.program for entry in found)
+            return (Family((static.member(0), *gates), kind) if gates else static).to_json()
 
         return Family.from_json(self._kept("families.json", f"{kind}-{tolerance:g}", tune, 1))
 
+    def forecast(self, tolerance: float) -> AnyForecast:
+        """The forecast of the gates for a tolerance."""
+        programs = self.family("adaptive", tolerance).programs[1:]
+        loops = [program.forecast for program in programs if isinstance(program, Program)]
+        return loops[0] if loops else Forecast("sample", 2, True)
+
     def certified(self, kind: str, tolerance: float) -> list[Member]:
         """The members of a certified family but full compute."""
-        family = self.family(kind, tolerance)
         members = []
-        for order, plan in enumerate(family.plans[1:]):
-            described, forecast = plan.to_json(), family.forecast
-            settings = {"tolerance": tolerance, "forecast": forecast.to_json(), "plan": described}
-            if "anchors" in described:
-                settings["evaluations"] = len(described["anchors"])
-            else:
-                settings["threshold"] = described["threshold"]
-            members.append(self._member(f"{kind}-{tolerance:g}", order, settings, forecast, plan))
+        for order, program in enumerate(self.family(kind, tolerance).programs[1:]):
+            settings: dict[str, Any] = {"tolerance": tolerance}
+            if isinstance(program, Table):
+                settings["timesteps"] = [state.timestep for state in program.states]
+                settings |= {"method": program.method, "evaluations": len(program.states)}
+            elif isinstance(program, Program):
+                described = program.plan.to_json()
+                settings |= {"forecast": program.forecast.to_json(), "plan": described}
+                if "anchors" in described:
+                    settings["evaluations"] = len(described["anchors"])
+                else:
+                    settings["threshold"] = described["threshold"]
+            members.append(self._member(f"{kind}-{tolerance:g}", order, settings, program))
         return members[:: self._bench.sizes.every]
 
     def variants(self) -> list[Member]:
         """Every forecast of table (vii), each as static plans at many numbers of evaluations."""
 
         def tune(forecast: Forecast) -> list[list[int]]:
-            plans: dict[int, list[int]] = {}
-            for count in self._bench.sizes.variant_counts:
-                program = self._search(TOLERANCE).program(Candidate(forecast, FIRST), count)
-                anchors = program.plan.to_json()["anchors"]
-                plans.setdefault(len(anchors), anchors)
-            return list(plans.values())
+            planner, gram = self._bench.planner, self._grams[forecast.quantity]
+            at = anchors.anchor_positions(len(planner.sampler))
+            model = anchors.SegmentModel(0.5, -2.0)
+            costs = anchors.segment_costs(planner, forecast, gram, at, model)
+            paths = anchors.cheapest_anchors(costs, at, len(at))
+            return [paths[count] for count in self._bench.sizes.variant_counts if count in paths]
 
         forecasts = [
             Forecast(quantity, order, look_back)
@@ -85,11 +102,16 @@ class Families:
             look_back = "lookback" if forecast.look_back else "plain"
             name = f"variant-{forecast.quantity}-{forecast.order}-{look_back}"
             kept = self._kept("variants.json", name, partial(tune, forecast))
-            for order, anchors in enumerate(kept):
-                plan = Static(tuple(anchors))
-                settings = {**own, "evaluations": len(anchors), "plan": plan.to_json()}
-                members.append(self._member(name, order, settings, forecast, plan, driven=False))
+            for order, chosen in enumerate(kept):
+                program = Program(forecast, Static(tuple(chosen)))
+                settings = {**own, "evaluations": len(chosen), "plan": program.plan.to_json()}
+                members.append(self._member(name, order, settings, program, driven=False))
         return members
+
+    @cached_property
+    def _grams(self) -> dict[Any, Any]:
+        chain = self._frontier("static", TOLERANCE).chain
+        return anchors.prediction_grams(self._bench.planner, chain)
 
     def baselines(self) -> list[Member]:
         """FixedSkip as the paper has it, and the tuned alternatives, each at many evaluations."""
@@ -105,28 +127,28 @@ class Families:
         members = []
         for order, count in enumerate(counts):
             skip, settings = fixed_skip(planner, count), {"evaluations": count}
-            members.append(self._member("fixedskip", order, settings, skip.forecast, skip.plan))
+            members.append(self._member("fixedskip", order, settings, skip))
             kept = self._kept("alternatives.json", str(count), partial(tune, count))
             for found in map(Alternative.from_json, kept):
-                timesteps = [state.timestep for state in found.states]
-                more = {**settings, "solver_order": found.order, "timesteps": timesteps}
+                more = {**settings, "table": found.table.method, "timesteps": found.timesteps}
                 members.append(Member(found.name, order, more, found.run(planner)))
         return members
 
     def _member(
-        self, method: str, at: int, settings: Any, forecast: AnyForecast, plan: Plan, **more: bool
+        self, method: str, at: int, settings: Any, program: AnyProgram, **more: bool
     ) -> Member:
-        # On a GPU, rows at different steps in one round; on a CPU the reference runtime is as fast.
-        engine = RoundRuntime if self._bench.device.type == "cuda" else Runtime
-        runtime = engine(self._bench.planner, Program(forecast, plan), strict=True)
+        planner = self._bench.planner
+        runtime = runtime_for(planner, program, strict=True)
+        if isinstance(program, Program) and self._bench.device.type == "cuda":
+            runtime = RoundRuntime(
+                planner, program, strict=True
+            )  # rows at different steps together
         return Member(method, at, settings, called(runtime), **more)
 
-    def _search(self, tolerance: float) -> Search:
-        if tolerance not in self._searches:
-            advance = self._bench.task(f"tune for {tolerance:g}", 150)
-            calls = self._bench.calls(TUNE)
-            self._searches[tolerance] = Search(calls, tolerance, SHARE, advance=advance)
-        return self._searches[tolerance]
+    def _frontier(self, kind: str, tolerance: float) -> Frontier:
+        advance = self._bench.task(f"tune {kind} for {tolerance:g}", None)
+        calls = self._bench.calls(TUNE)
+        return Frontier(calls, tolerance, SHARE, advance=advance, groups=GROUPS[kind])
 
     def _kept(
         self, file: str, name: str, tune: Callable[[], Any], indent: int | None = None

@@ -24,6 +24,7 @@ BLUE, ORANGE, GREEN, PINK, YELLOW, SKY = CYCLE
 STYLES = {
     "static": (BLUE, "o"),
     "adaptive": (SKY, "D"),
+    "frontier": (INK, "P"),
     "fewsteps": (YELLOW, "v"),
     "dpmsolver": (GREEN, "^"),
     "unipc": ("#0B5D45", "<"),
@@ -73,7 +74,7 @@ def _points(raw: Raw, cells: Iterable[Cell | None], across: Across, up: str) -> 
 
 def _programs(axis: Any, raw: Raw, across: Across, up: str) -> None:
     """A line for every family but the variants, and marks for the paper at every tolerance."""
-    for kind in (*BASELINES, "probegate", "adaptive", "static"):
+    for kind in (*BASELINES, "probegate", *reversed(CERTIFIED)):
         for method in raw.methods:
             if method.partition("-")[0] == kind:
                 _line(axis, kind, _points(raw, raw.family(method), across, up), TITLES[kind])
@@ -101,7 +102,7 @@ def promise(raw: Raw, axis: Any, _: None) -> None:
     back to full compute.
     """
     rows: Any = promises.promise(raw).rows
-    for kind in (*BASELINES, "adaptive", "static"):
+    for kind in (*BASELINES, *reversed(CERTIFIED)):
         name = title_of(kind, tuned=False)
         own = [row for row in rows if row["program"] == name and row["member"] is not None]
         _line(axis, kind, [(row["tolerance"], row["evaluations"].value) for row in own], name)
@@ -118,7 +119,7 @@ def risk(raw: Raw, axis: Any, _: None) -> None:
     intervals. A promise is kept on or below the dashed line. The axis is linear below 0.01.
     """
     looks = [*(look[:2] for look in PAPER.values()), (YELLOW, "h"), (PINK, "X")]
-    looks += [STYLES[kind] for kind in ("probethresh", "fixedskip", "static", "adaptive")]
+    looks += [STYLES[kind] for kind in ("probethresh", "fixedskip", *CERTIFIED)]
     programs = risk_programs(raw, TOLERANCE).items()
     for place, ((name, choose), (colour, marker)) in enumerate(zip(programs, looks, strict=False)):
         cells = [choose(value).test for value in raw.risks]

@@ -66,16 +66,23 @@ def _measure_all(bench: Workbench) -> list[Member]:
     full = full_member(bench)
     bench.measure(full, TEST)
     tuned, probed = Families(bench), ProbedPrograms(bench)
-    members = [m for tolerance in grid.TOLERANCES for m in tuned.certified("static", tolerance)]
+    frontiers = grid.TOLERANCES if bench.sizes.every == 1 else grid.TOLERANCES[-1:]
+    members = [
+        member
+        for kind, tolerances in (("static", grid.TOLERANCES), ("frontier", frontiers))
+        for tolerance in tolerances
+        for member in tuned.certified(kind, tolerance)
+    ]
     members += [*tuned.baselines(), *probed.thresholds()]
     _measure(bench, "families and baselines", members, (CALIBRATE, TEST))
     paper = probed.paper()
     _measure(bench, "the published method", paper, (TEST,), bench.sizes.paper)
     gates = []
     for tolerance in grid.ADAPTIVE_TOLERANCES:
-        forecast = tuned.family("static", tolerance).forecast
         gates += _measure_gates(bench, tuned.certified("adaptive", tolerance), tolerance)
-        gates += _measure_gates(bench, probed.probe_gates(tolerance, forecast), tolerance)
+        gates += _measure_gates(
+            bench, probed.probe_gates(tolerance, tuned.forecast(tolerance)), tolerance
+        )
     streams = (CALIBRATE, TEST)
     _measure(bench, "forecasts (vii)", tuned.variants(), streams, bench.sizes.variants)
     return [full, *members, *paper, *gates]

@@ -15,6 +15,7 @@ TITLES = {
     "full": "full compute",
     "static": "our cache, static plan",
     "adaptive": "our cache, adaptive gate",
+    "frontier": "our cache, frontier",
     "fewsteps": "fewer steps",
     "dpmsolver": "DPM-Solver++",
     "unipc": "UniPC",
@@ -27,8 +28,9 @@ TITLES = {
 CERTIFIED = {
     "static": "certified cache, static plan",
     "adaptive": "certified cache, adaptive gate",
+    "frontier": "certified cache, frontier",
 }
-BASELINES = tuple(TITLES)[3:-1]
+BASELINES = tuple(TITLES)[4:-1]
 
 
 def title_of(method: str, *, tuned: bool = True) -> str:

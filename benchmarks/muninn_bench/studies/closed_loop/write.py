@@ -143,10 +143,10 @@ def _fewer(programs: ClosedLoopPrograms) -> str:
     found = programs.fewer
     if found is None:
         return ""
-    name = title({"name": found.name, "tuned": {"order": found.order}})
+    name = title({"name": found.name, "tuned": found.tuned()})
     return (
-        f"Fewer steps: {name}, {found.evaluations} evaluations, the best of the alternatives on "
-        f"{found.calls} tuning calls ({found.spacing}). "
+        f"Fewer steps: {name} ({found.table}), the best of the "
+        f"alternatives on {found.calls} tuning calls. "
     )
 
 

@@ -211,6 +211,7 @@ def _agrees(trial: Setting, certificate: Certificate, contexts: torch.Tensor, se
         noises = [paired.noise(split)]
     excess = Laboratory(trial, len(split)).excess(starts, noises)
     allowed = order_statistic(len(split), *promise) - 1
-    accepted, violations = scan_members(([column] for column in excess.T), len(split), allowed)
+    columns = ([column] for column in excess.T)
+    found = scan_members(columns, len(split), allowed, running=False)
     public = [row["violations"] for row in certificate.realised if row["accepted"]]
-    return accepted - 1 == certificate.member and violations[1:accepted] == public
+    return found.accepted - 1 == certificate.member and found.own[1 : found.accepted] == public

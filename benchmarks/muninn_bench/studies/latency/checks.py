@@ -15,9 +15,7 @@ from muninn.certify.examine import CALLS, examine
 from muninn.context import Context
 from muninn.engines.layout import channels_last
 from muninn.model.planner import Engine
-from muninn.programs.anchors import spread_steps
-from muninn.programs.forecast import Forecast
-from muninn.programs.plan import Program, Static
+from muninn_bench.measure.alternatives import Alternative
 from muninn_bench.measure.machine import find_device, hardware
 from muninn_bench.measure.turns import take_turns
 from muninn_bench.measure.uncalibrated import uncalibrated
@@ -54,8 +52,8 @@ def measure_checks(variant: TimedVariant, engine: Engine, layout: bool, timed: i
     context, noise = variant.batch(CALLS)
     asked = examine(planner, context, noise, CALLS).questions
     planner = replace(planner, engine=engine)
-    plan = Static(spread_steps(len(planner.sampler), EVALUATIONS))
-    certificate = uncalibrated(planner, Program(Forecast("sample", 1), plan), context)
+    program = Alternative.untuned("fewsteps", planner, EVALUATIONS).table
+    certificate = uncalibrated(planner, program, context)
     fast = cache(planner, replace(certificate, questions=asked))
     plain = Unchecked(planner, fast.certificate)
     calls = [variant.call(number) for number in range(4)]

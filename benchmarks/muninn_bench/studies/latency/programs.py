@@ -10,8 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 
-from muninn.certify.search import MODELS, Candidate, Search
-
+from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
 from muninn.engines.rounds import RoundRuntime
@@ -19,9 +18,10 @@ from muninn.model.schedule import FloatArray
 from muninn.paper.gates import Threshold
 from muninn.paper.policy import ProbedPlanner
 from muninn.paper.split import Probe, split_of
-from muninn.programs.anchors import spread_steps
 from muninn.programs.forecast import Forecast
-from muninn.programs.plan import Adaptive, Program, Static
+from muninn.programs.methods import forecast
+from muninn.programs.plan import Adaptive, AnyProgram, Program
+from muninn.programs.spacing import sampler_states, spread_steps
 from muninn_bench.measure.alternatives import Alternative, AlternativeSearch
 from muninn_bench.studies.latency.variants import SEED, TUNING_CALLS, TimedVariant
 
@@ -79,14 +79,13 @@ class TunedPrograms:
             self._calls = PairedCalls(self.planner, contexts, len(contexts), rms_step, SEED + 1)
 
     @functools.cached_property
-    def static(self) -> Program:
-        """Evaluations spread evenly, or the best shortest path where the network is trained."""
-        even = Program(FORECAST, Static(spread_steps(len(self.planner.sampler), self.count)))
-        if self._calls is None:
-            return even
-        search = Search(self._calls, 1.0, SHARE)
-        paths = [search.program(Candidate(FORECAST, model), self.count) for model in MODELS]
-        return min([even, *paths], key=lambda program: search.score(program).excess)
+    def static(self) -> AnyProgram:
+        """The best table of the frontier; evaluations spread evenly where weights are random."""
+        if self._calls is not None:
+            return Frontier(self._calls, 1.0, SHARE).best(self.count).program
+        states = sampler_states(self.planner.sampler)
+        evenly = [states[step] for step in spread_steps(len(states), self.count)]
+        return forecast(self.planner.sampler, evenly, FORECAST.quantity, FORECAST.order)
 
     @functools.cached_property
     def _alternatives(self) -> AlternativeSearch | None:

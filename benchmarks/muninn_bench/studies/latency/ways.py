@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +18,8 @@ from muninn.engines.choose import runtime_for
 from muninn.engines.compiled import CompiledDenoiser
 from muninn.engines.layout import channels_last
 from muninn.model.planner import Engine, Noise, Planner
-from muninn.programs.plan import Program, Static
+from muninn.programs.plan import AnyProgram
+from muninn.programs.table import Table
 from muninn.record import Record
 from muninn_bench.measure.alternatives import FEWSTEPS
 from muninn_bench.measure.protocol import Run, fixed_cost, plain
@@ -28,6 +30,7 @@ _TITLES = {
     "full": "Full",
     "few": "FewSteps {}",
     "dpm": "DPM-Solver++ {}",
+    "hand": "DPM-Solver++ {}, by hand",
     "paper": "the paper's gate",
     "static": "Muninn static",
     "gated": "Muninn gated",
@@ -35,10 +38,10 @@ _TITLES = {
     "network": "{} evaluations alone",
 }
 _ALTERNATIVES = {"few": FEWSTEPS, "dpm": "dpmsolver"}
-_COMPILED = ("full", "few", "dpm", "static")
+_COMPILED = ("full", "few", "dpm", "hand", "static")
 Offer = tuple[tuple[str, tuple[str, ...]], ...]
 ON_CPU: Offer = (
-    ("eager", ("full", "few", "dpm", "paper", "static", "gated", "gated-own")),
+    ("eager", ("full", "few", "dpm", "hand", "paper", "static", "gated", "gated-own")),
     ("compiled", _COMPILED),
     ("last", _COMPILED),
     ("eager", ("network",)),
@@ -49,7 +52,7 @@ ON_CUDA: Offer = (
     # A graph covers few steps and DPM-Solver++, at the speed of the hardware.
     ("eager", ("full", "paper", "static", "gated", "gated-own")),
     ("compiled", ("full",)),
-    ("graph", ("full", "few", "dpm", "static", "gated", "gated-own", "network")),
+    ("graph", ("full", "few", "dpm", "hand", "static", "gated", "gated-own", "network")),
     ("compiled-graph", _COMPILED),
     ("last", _COMPILED),
 )
@@ -72,12 +75,12 @@ def as_run(planner: Callable[..., tuple[Tensor, Record]]) -> Run:
     return lambda context, noise: planner(context, noise=noise)
 
 
-def run_program(planner: Planner, program: Program, engine: Engine) -> Run:
+def run_program(planner: Planner, program: AnyProgram, engine: Engine) -> Run:
     """A program on an engine; one that fails says so instead of planning with full compute."""
     return as_run(runtime_for(replace(planner, engine=engine), program, on_failure="error"))
 
 
-def run_certified(planner: Planner, program: Program, engine: Engine, context: Context) -> Run:
+def run_certified(planner: Planner, program: AnyProgram, engine: Engine, context: Context) -> Run:
     """The same with the checks that a certificate for contexts like this makes at every call."""
     planner = replace(planner, engine=engine)
     return as_run(CachedPlanner(planner, uncalibrated(planner, program, context), "error"))
@@ -104,16 +107,58 @@ def in_graph(planner: Planner, sample: Callable[..., Tensor]) -> Callable[..., T
     return replayed
 
 
-def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
-    """The evaluations of a static program and nothing else: they cannot be saved."""
-    plan = program.plan
-    assert isinstance(plan, Static)  # the only kind that knows its evaluations beforehand
+def network_alone(planner: Planner, table: AnyProgram) -> Callable[..., Tensor]:
+    """The evaluations of a table and nothing else: they cannot be saved."""
+    times = _times(planner, table)
 
     @torch.no_grad()
     def sample(context: Context, *, noise: Noise) -> Tensor:
         x = noise.initial
-        for step in plan.anchors:
-            x = planner.denoiser(noise.initial, planner.timestep(step, len(x)), context)
+        for time in times:
+            x = planner.denoiser(noise.initial, time.expand(len(x)), context)
+        return x
+
+    return sample
+
+
+def _times(planner: Planner, table: AnyProgram) -> list[Tensor]:
+    assert isinstance(table, Table)  # the only kind that knows its evaluations beforehand
+    kind = torch.float32 if planner.sampler.flow else torch.long
+    return [torch.tensor([s.timestep], dtype=kind, device=planner.device) for s in table.states]
+
+
+def by_hand(planner: Planner, table: Table) -> Callable[..., Tensor]:
+    """DPM-Solver++ 2M (Lu et al. 2022) as one writes it by hand, at the states of a table.
+
+    Plain torch, every coefficient computed beforehand: what any engine of ours is compared with.
+    """
+    sampler, times = planner.sampler, _times(planner, table)
+    last = sampler.steps[-1]
+    signal = [*(state.signal for state in table.states), last.next_signal]
+    noise = [*(state.noise for state in table.states), last.next_noise]
+    level = [math.log(a / s) if s > 0.0 else math.inf for a, s in zip(signal, noise, strict=True)]
+    rows = []
+    for at, state in enumerate(table.states):
+        share = 0.0  # of the slope; the first step and the last are of first order
+        if 0 < at < len(times) - 1:
+            share = 0.5 * (level[at + 1] - level[at]) / (level[at] - level[at - 1])
+        carry = noise[at + 1] / noise[at]
+        gain = signal[at + 1] - carry * signal[at]
+        rows.append((*sampler.estimates(state)[0], share, carry, gain))
+
+    @torch.no_grad()
+    def sample(context: Context, *, noise: Noise) -> Tensor:
+        x = planner.start(noise, context)
+        before = x
+        for time, (of_state, of_output, share, carry, gain) in zip(times, rows, strict=True):
+            output = planner.denoiser(x, time.expand(len(x)), context)
+            clean = output if of_state == 0.0 else of_state * x + of_output * output
+            if sampler.clip is not None:
+                clean = clean.clamp(-sampler.clip, sampler.clip)
+            ahead = clean if share == 0.0 else torch.lerp(before, clean, 1.0 + share)
+            x, before = carry * x + gain * ahead, clean
+            if planner.condition is not None:
+                x = planner.condition(x, context)
         return x
 
     return sample
@@ -122,7 +167,8 @@ def network_alone(planner: Planner, program: Program) -> Callable[..., Tensor]:
 def ways_for(programs: TunedPrograms, *, graphed: bool, compiled: bool) -> list[Way]:
     """All ways of a planner, Full eager first: in CUDA graphs or not, compiled or not.
 
-    Few steps and DPM-Solver++ run on every engine that the static plan runs on.
+    Few steps and DPM-Solver++ run on every engine that the static table runs on; ``hand`` is a loop
+    without any, in one CUDA graph where there are graphs.
     """
 
     @functools.cache
@@ -139,6 +185,9 @@ def ways_for(programs: TunedPrograms, *, graphed: bool, compiled: bool) -> list[
         if what in ("static", "gated", "gated-own"):
             program = getattr(programs, what.replace("-", "_"))
             return run_certified(planner, program, engine, programs.variant.call(0)[0])
+        if what in _ALTERNATIVES:
+            table = programs.alternative(_ALTERNATIVES[what]).table
+            return run_program(planner, table, engine)
         if what == "full" and on not in ("eager", "compiled"):
             return run_program(planner, programs.full, engine)
         if what == "full" and on == "compiled":  # guards of earlier networks count towards a limit
@@ -148,11 +197,10 @@ def ways_for(programs: TunedPrograms, *, graphed: bool, compiled: bool) -> list[
         if what == "full":
             return plain(planner)
         if what == "network":
-            sample, count = network_alone(planner, programs.static), programs.count
+            sample = network_alone(planner, programs.static)
         else:
-            alternative = programs.alternative(_ALTERNATIVES[what])
-            sample, count = alternative.sample(planner), alternative.evaluations
-        return fixed_cost(in_graph(planner, sample) if graphed else sample, count)
+            sample = by_hand(planner, programs.alternative("dpmsolver").table)
+        return fixed_cost(in_graph(planner, sample) if graphed else sample, programs.count)
 
     ways = []
     for on, whats in ON_CUDA if graphed else ON_CPU:

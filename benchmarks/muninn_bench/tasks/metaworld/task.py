@@ -20,7 +20,6 @@ from muninn.certify.cached import cache
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric
 from muninn.model.planner import Planner
-from muninn.model.schedule import FloatArray
 from muninn_bench.models import model_file
 from muninn_bench.networks.trainer import Training
 from muninn_bench.task import Result, Stream
@@ -114,15 +113,6 @@ class MetaWorld:
     def begin(self, variant: str, stream: Stream, number: int, seed: int = 0) -> PickPlaceEpisode:
         """A problem is a function of stream and number; the seed is of the noise alone."""
         return PickPlaceEpisode(*self._load(variant)[:3], draw_problem(STREAMS[stream], number))
-
-    def twin(self, variant: str) -> tuple[Planner, FloatArray | None]:
-        """DDIM with 100 steps for the stochastic sampler; the flow has no table."""
-        policy, _, _, planner = self._load(variant)
-        if variant == FLOW:
-            return planner, None
-        if planner.sampler.stochastic:
-            planner = self.planner("ddim100")
-        return planner, policy.diffusion.noise_scheduler.alphas_cumprod.double().numpy()
 
     def own_calls(
         self, variant: str, certificate: Certificate

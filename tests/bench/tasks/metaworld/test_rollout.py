@@ -15,7 +15,8 @@ pytest.importorskip("metaworld.envs")
 from muninn.certify.paired import call_seed
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
-from muninn_bench.measure.alternatives import Alternative
+from muninn.programs.spacing import trained_states
+from muninn_bench.measure.alternatives import Alternative, available
 from muninn_bench.measure.protocol import plain
 from muninn_bench.measure.rollout import random_contexts, roll_out
 from muninn_bench.studies.certified import Certified, Sizes
@@ -82,15 +83,18 @@ def test_episodes_are_paired_and_a_shadow_measures_every_call(task: MetaWorld) -
     assert torch.equal(drawn[1:2], full[1].contexts[full[1].random_call(3, 1)])
 
 
-def test_a_stochastic_chain_is_compared_with_ddim_of_the_same_weights(task: MetaWorld) -> None:
-    context = torch.zeros(1, 20)
-    noise = task.planner("ddpm100").draw_noise(seeds=[0])
-    twin, table = task.twin("ddpm100")
-    found = twin.sample(context, noise=noise)
-    assert torch.equal(found, task.planner("ddim100").sample(context, noise=noise))
-    assert table is not None and len(table) == 100
-    assert task.twin("ddim100")[0] is task.planner("ddim100")
-    assert task.twin("flow10") == (task.planner("flow10"), None)
+def test_every_sampler_is_compared_with_alternatives_of_its_own(task: MetaWorld) -> None:
+    """Of DDPM with fewer ancestral steps on its own noise: on all steps they are the sampler."""
+    offered = {variant: available(task.planner(variant)) for variant in task.variants}
+    assert offered["ddpm100"] == ("fewsteps", "dpmsolver")
+    assert offered["ddim16"] == offered["ddim100"] == ("fewsteps", "dpmsolver", "unipc", "taylor")
+    assert offered["flow10"] == ("fewsteps", "taylor", "adams", "heun")
+    planner, context = task.planner("ddpm100"), torch.zeros(1, 20)
+    noise = planner.draw_noise(seeds=[0])
+    every = Alternative.untuned("fewsteps", planner, 100).sample(planner)(context, noise=noise)
+    torch.testing.assert_close(every, planner.sample(context, noise=noise), atol=1e-4, rtol=0.0)
+    trained = trained_states(task.planner("ddim16").sampler)
+    assert len(trained) == 91 and trained[0].timestep == 90
 
 
 @pytest.mark.parametrize("variant", ["ddim16", "flow10"])
@@ -101,12 +105,13 @@ def test_the_comparison_runs_on_lerobots_objects(
     flow = variant == "flow10"
     # Tuning takes a minute; a family of one plan does here.
     anchors = (0, 1, 3, 6, 9) if flow else (0, 1, 4, 9, 15)
-    family = Family(Forecast("sample", 1, True), (Everywhere(), Static(anchors)), "static")
+    family = Family.of(Forecast("sample", 1, True), (Everywhere(), Static(anchors)), "static")
     sizes = Sizes(calibration=30, episodes=3, timed=2, tuning=16, confidence=None)
     study = Certified(task, variant, tmp_path, sizes, risk=0.25, family=family, progress=False)
     result = compare(study, study.certify(), "muninn-bench compare")
     names = [method["name"] for method in result["methods"]]
-    assert names == ["full", "muninn", "fewsteps", "dpmsolver", "unipc"][: 5 - 2 * flow]
+    solvers = ["adams", "heun"] if flow else ["dpmsolver", "unipc"]
+    assert names == ["full", "muninn", "fewsteps", *solvers]
     for method in result["methods"][2:]:
         assert method["evaluations_mean"] == len(method["tuned"]["timesteps"])
         assert flow or method["tuned"]["timesteps"][-1] == 0
