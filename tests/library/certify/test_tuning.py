@@ -157,7 +157,7 @@ def test_the_public_verb_takes_contexts_or_a_number() -> None:
     alone = replace(short, denoiser=origin)
     paired = PairedCalls(alone, None, 8, max_step, 0)
     fewest = []
-    for tolerance in (0.3, 0.03, 0.003):
+    for tolerance in (0.3, 0.03, 0.0003):
         found = tune(alone, 8, tolerance=tolerance, metric="max_step", progress=False)
         kept = [
             measured.evaluations.mean()
