@@ -20,15 +20,9 @@ from muninn.model.denoiser import ClassifierFreeGuidance
 from muninn.model.planner import Planner
 from muninn.model.sampler import DIFFUSION_KINDS, Sampler
 from muninn.model.solvers import ddim, ddpm, euler
+from muninn.programs.caches import forecast, taylor
 from muninn.programs.forecast import ORDERS, Forecast
-from muninn.programs.methods import (
-    dpm_solver,
-    few_steps,
-    forecast,
-    methods,
-    taylor,
-    uni_pc,
-)
+from muninn.programs.methods import dpm_solver, few_steps, methods, uni_pc
 from muninn.programs.plan import Program, Static
 from muninn.programs.spacing import State, sampler_states
 from runtime_cases import ANCHORS, SHAPE, pin_start
