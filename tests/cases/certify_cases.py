@@ -22,8 +22,8 @@ from muninn.model.planner import Planner
 from muninn.model.sampler import Sampler
 from muninn.model.schedule import FloatArray, Schedule
 from muninn.model.solvers import ddim
+from muninn.programs.caches import forecast as forecast_table
 from muninn.programs.forecast import Forecast
-from muninn.programs.methods import forecast as forecast_table
 from muninn.programs.plan import Everywhere, Family, Program, Static
 from muninn.programs.spacing import sampler_states, spread_steps
 from muninn_bench.studies.coverage.mixture import mixture_planner

@@ -8,8 +8,8 @@ from functools import partial
 
 from muninn.certify.frontier import Frontier
 from muninn.certify.scores import Entry
+from muninn.programs.caches import forecast
 from muninn.programs.forecast import AnyForecast, Forecast
-from muninn.programs.methods import forecast
 from muninn.programs.plan import Adaptive, Program
 
 SMALL = 32  # calls for the search of a threshold

@@ -114,6 +114,10 @@ class Published(Scores):
                 found[name] = tuple(own[place] for place in paths[nodes])
         return found
 
+    def offers(self, count: int) -> bool:
+        """Whether any method has a program with so many evaluations."""
+        return any(self._spacings(method, count) for method in self.methods.values())
+
     def built(self, pair: Pair, states: tuple[State, ...]) -> AnyProgram:
         """A method at some states: its table."""
         made = self.methods[pair.method].build(self._sampler, states)

@@ -94,11 +94,11 @@ def frontier_family(
     frontier: Frontier, objective: Objective = "evaluations", gates: bool = True
 ) -> Family:
     """Members from conservative to aggressive, around the fewest evaluations that suffice."""
-    rungs = ladder(frontier.steps)
+    rungs = [rung for rung in ladder(frontier.steps) if frontier.offers(rung)]
     entries: list[Entry] = []
     fewest = frontier.steps
     report: dict[str, Any] = {"notes": frontier.notes}
-    if frontier.methods and rungs:
+    if rungs:
         at = _cheapest_rung(frontier, rungs)
         fewest = rungs[at]
         chosen = {at + offset for offset in range(-ABOVE, BELOW + 1)}

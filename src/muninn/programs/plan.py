@@ -198,7 +198,8 @@ class Family:
         Members that share a forecast are written as families were before tables existed.
         """
         loops = [program for program in self.programs if isinstance(program, Program)]
-        if len(loops) == len(self.programs) and len({loop.forecast for loop in loops}) == 1:
+        shared = len(loops) == len(self.programs) and len({loop.forecast for loop in loops}) == 1
+        if shared and self.search is None:
             plans = [loop.plan.to_json() for loop in loops]
             return {"name": self.name, "forecast": loops[0].forecast.to_json(), "plans": plans}
         programs = [program.to_json() for program in self.programs]

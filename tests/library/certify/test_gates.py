@@ -102,6 +102,7 @@ def test_a_condition_that_projects_gives_gates_only_and_says_so() -> None:
     plans = [m.plan for m in found.programs[1:] if isinstance(m, Program)]
     assert len(plans) == len(found) - 1 and all(isinstance(plan, Adaptive) for plan in plans)
     assert found.search == {"notes": ["the condition projects states, so that no table was tried"]}
+    assert Family.from_json(found.to_json()).search == found.search
 
 
 class Clock:

@@ -20,7 +20,8 @@ from muninn.engines.tables import TableRuntime
 from muninn.errors import DenoiserError
 from muninn.model.planner import Planner
 from muninn.model.sampler import Sampler
-from muninn.programs.methods import dpm_solver, few_steps, forecast
+from muninn.programs.caches import forecast
+from muninn.programs.methods import dpm_solver, few_steps
 from muninn.programs.spacing import State, sampler_states
 from muninn.programs.table import Table
 from runtime_cases import ANCHORS, SHAPE, STEPS, contexts, pin_start, samplers

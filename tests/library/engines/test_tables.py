@@ -16,7 +16,8 @@ from muninn.engines.tables import TableRuntime
 from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.model.sampler import Sampler
-from muninn.programs.methods import dpm_solver, few_steps, forecast, heun
+from muninn.programs.caches import forecast
+from muninn.programs.methods import dpm_solver, few_steps, heun
 from muninn.programs.spacing import sampler_states, trained_states
 from muninn.programs.table import Table, embedded_differences
 from runtime_cases import ANCHORS, NAMES, SHAPE, contexts, pin_start, pinned_copy, samplers

@@ -20,18 +20,11 @@ from muninn.model.denoiser import ClassifierFreeGuidance
 from muninn.model.planner import Planner
 from muninn.model.sampler import DIFFUSION_KINDS, Sampler
 from muninn.model.solvers import ddim, ddpm, euler
+from muninn.programs.caches import forecast, taylor
 from muninn.programs.forecast import ORDERS, Forecast
-from muninn.programs.methods import (
-    dpm_solver,
-    few_steps,
-    forecast,
-    methods,
-    taylor,
-    uni_pc,
-)
+from muninn.programs.methods import dpm_solver, few_steps, methods, uni_pc
 from muninn.programs.plan import Program, Static
 from muninn.programs.spacing import State, sampler_states
-from muninn_bench.measure.taylor import TaylorPlanner
 from runtime_cases import ANCHORS, SHAPE, pin_start
 from runtime_cases import STEPS as SHORT
 from runtime_cases import samplers as short_samplers
@@ -46,6 +39,7 @@ from table_cases import (
     visited,
     visiting_scheduler,
 )
+from taylor_cases import taylor_sample
 
 SEEDS = range(3)
 STOCHASTIC: dict[str, Sampler] = {
@@ -71,7 +65,7 @@ def test_taylor_series(kind: Any, order: int, anchors: Sequence[int]) -> None:
     sampler = euler(SHORT) if kind == "velocity" else ddim(SCHEDULE, SHORT, kind=kind)
     planner = exact_planner(sampler)
     noise = planner.draw_noise(seeds=SEEDS)
-    expected = TaylorPlanner(planner, anchors, order).sample(noise=noise)
+    expected = taylor_sample(planner, anchors, order, noise)
     table = taylor(sampler, on_grid(sampler, anchors), order)
     assert_same_states(visited(planner, table, noise)[-1:], [expected])
 

@@ -18,8 +18,9 @@ from muninn.model.sampler import Sampler
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim, ddpm, euler
 from muninn.programs import fitting
+from muninn.programs.caches import forecast
 from muninn.programs.fitting import overwritten
-from muninn.programs.methods import few_steps, forecast
+from muninn.programs.methods import few_steps
 from muninn.programs.spacing import sampler_states
 
 # -- exact cases -------------------------------------------------------------------------------

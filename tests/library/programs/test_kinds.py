@@ -98,16 +98,24 @@ def test_a_new_kind_survives_a_certificate(tmp_path: Path) -> None:
     certificate.save(tmp_path / "own.muninn.safetensors")
     again = Certificate.load(tmp_path / "own.muninn.safetensors")
     assert again.program == program
-    assert again.family.to_json() == {
-        "name": "uncalibrated",
+    assert again.family.member(1).to_json() == {
+        "program": "loop",
         "forecast": {
             "forecast": "scaled-hold",
             "quantity": "sample",
             "factor": 0.5,
             "look_back": False,
         },
+        "plan": {"plan": "every-third", "offset": 1},
+    }
+    assert again.family.to_json() == certificate.family.to_json()
+    shared = Family.of(program.forecast, (Everywhere(), program.plan), "own")
+    assert shared.to_json() == {
+        "name": "own",
+        "forecast": again.family.member(1).to_json()["forecast"],
         "plans": [{"plan": "everywhere"}, {"plan": "every-third", "offset": 1}],
     }
+    assert Family.from_json(shared.to_json()) == shared
 
 
 def test_batched_engines_refuse_a_new_kind_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

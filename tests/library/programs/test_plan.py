@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -141,6 +142,14 @@ def test_families_survive_json(plans: list[Any], order: int, look_back: bool, na
     back = Family.from_json(json.loads(json.dumps(family.to_json())))
     assert back == family and len(back) == len(plans) + 1
     assert back.member(1) == Program(Forecast("sample", order, look_back), plans[0])
+
+
+def test_what_tuning_found_survives_json_in_every_family() -> None:
+    plain = Family.of(Forecast("sample", 0, False), (Everywhere(), Static((0, 3, 5))), "static")
+    assert plain.to_json().keys() == {"name", "forecast", "plans"}  # as before tables existed
+    found = dataclasses.replace(plain, search={"notes": ["the condition projects states"]})
+    back = Family.from_json(json.loads(json.dumps(found.to_json())))
+    assert back == found and back.search == found.search
 
 
 def test_anchors_from_arrays_become_plain_integers() -> None:

@@ -18,8 +18,8 @@ from muninn.model.schedule import FloatArray
 from muninn.paper.gates import Threshold
 from muninn.paper.policy import ProbedPlanner
 from muninn.paper.split import Probe, split_of
+from muninn.programs.caches import forecast
 from muninn.programs.forecast import Forecast
-from muninn.programs.methods import forecast
 from muninn.programs.plan import Adaptive, AnyProgram, Program
 from muninn.programs.spacing import sampler_states, spread_steps
 from muninn_bench.measure.alternatives import Alternative, AlternativeSearch
