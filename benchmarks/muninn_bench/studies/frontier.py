@@ -22,7 +22,7 @@ from muninn.certify.certificate import library_versions
 from muninn.certify.frontier import Frontier
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import resolve
-from muninn.certify.paired import PairedCalls, call_seed
+from muninn.certify.paired import Measured, PairedCalls, call_seed
 from muninn.certify.risk import require_units
 from muninn.certify.scan import Measuring, Scan
 from muninn.certify.scores import Entry
@@ -37,7 +37,7 @@ from muninn.model.solvers import ddpm
 from muninn.parallel import Map
 from muninn.programs.anchors import Chain
 from muninn.programs.methods import methods
-from muninn.programs.plan import Family
+from muninn.programs.plan import AnyProgram, Family
 from muninn.progress import Task as Bars
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative
@@ -63,9 +63,25 @@ DRIVEN = 12
 class Sizes:
     """Calls of each purpose."""
 
-    tune: int = 384
+    tune: int = 256
     certify: int = 1024
     test: int = 2048
+
+
+class Remembered(PairedCalls):
+    """Calls that every program runs once on: what it does there is the same for all tolerances."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._measured: dict[tuple[AnyProgram, int, int], Measured] = {}
+
+    def measure(self, program: AnyProgram, calls: list[int]) -> Measured:
+        """Run a program on some consecutive calls, paired with Full; or say what it did."""
+        key = (program, calls[0], len(calls))
+        if key not in self._measured:
+            self._measured[key] = super().measure(program, calls)
+            self.forget(program)
+        return self._measured[key]
 
 
 class Rescaled(Frontier):
@@ -185,7 +201,7 @@ def run_frontier(
     planner = planner_of(task, variant, sampler, device)
     metric = resolve(task.metric(variant))[1]
     tune, certify, test = (
-        PairedCalls(
+        kind(
             planner,
             rows.to(planner.device),
             len(rows),
@@ -193,7 +209,9 @@ def run_frontier(
             call_seed(seed, stream, 1),
             batch=512 if planner.device.type == "cuda" else 64,
         )
-        for rows, stream in zip(parts, PARTS.values(), strict=True)
+        for kind, rows, stream in zip(
+            (PairedCalls, Remembered, Remembered), parts, PARTS.values(), strict=True
+        )
     )
     limits = tolerances or TOLERANCES.get(task.name) or [f * task.tolerance for f in FACTORS]
     allowed = require_units(certify.count, RISK, CONFIDENCE, "calls") - 1
@@ -203,7 +221,8 @@ def run_frontier(
         "seed": seed,
         "versions": {**library_versions(), "code": code_digest()},
     }
-    journal = Journal(folder / "tune.jsonl", identity)
+    # A GPU is done with a program before a disk has written its score.
+    journal = Journal(folder / "tune.jsonl", identity) if device == "cpu" else Journal()
     path = folder / "cells.csv"
     lines = read_csv(path)
     done = {(line["method"], line["tolerance"]) for line in lines}
@@ -244,9 +263,6 @@ def _line(
     member, *_ = scan.choose(list(range(certify.count)), allowed, check_full=False, running=False)
     program = family.member(member)
     measured = test.measure_in_batches(program, list(range(test.count)))
-    for paired in (certify, test):
-        for each in family.programs:
-            paired.forget(each)
     return {
         "certified": member > 0,
         "evaluations_mean": float(measured.evaluations.mean()),

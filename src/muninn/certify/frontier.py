@@ -28,9 +28,8 @@ from muninn.programs.table import Table
 BASES = 3
 """Pairs of method and spacing that are fitted, besides the neighbours' anchors."""
 
-MOVES, MOST_MOVES = (4, 2, 8, 1), {"cpu": 48, "cuda": 160}
-"""Steps by which an anchor is moved, and how many moves are tried at one number, by device: about
-as much time on either."""
+MOVES, MOST_MOVES = (4, 2, 8, 1), 48
+"""Steps by which an anchor is moved, and how many moves are tried at one number."""
 
 MOST_FITTED, MOST_MOVED = 40, 20
 """Evaluations up to which tables are fitted, and their anchors moved: beyond, neither pays."""
@@ -149,7 +148,7 @@ class Frontier(Published):
         place = {state: at for at, state in enumerate(offered)}
         if any(state not in place for state in states):
             return entry
-        at, left = [place[state] for state in states], MOST_MOVES.get(self.planner.device.type, 48)
+        at, left = [place[state] for state in states], MOST_MOVES
         self._anchors[len(at)] = at
         for move in (m for m in MOVES if m < max(2, self.steps // 8)):
             for anchor in range(len(at) - 1, 0, -1):
