@@ -13,6 +13,7 @@ import torch
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
+from muninn.programs import spacing
 from muninn.progress import bars
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
@@ -38,6 +39,7 @@ def _teacher(steps: int = 24) -> Teacher:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spacing, "POWERS", {"t": (1.0, 1.5), "sigma": (7.0,), "angle": (1.0,)})
         patch.setattr(grid, "TOLERANCES", (0.02, 0.05))
         patch.setattr(grid, "FORBIDDEN", ((3, 3), (0, 3)))
         patch.setattr(grid, "RISK_TOLERANCES", (0.05,))
