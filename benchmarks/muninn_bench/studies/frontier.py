@@ -186,16 +186,9 @@ def run_frontier(
 ) -> list[dict[str, Any]]:
     """The lines of ``cells.csv``: for every method and tolerance what is certified, tested.
 
-    Args:
-        task, variant: what plans.
-        folder: run folder.
-        sampler: ``ddpm``, or the task's own if None.
-        device: that everything but the simulator runs on.
-        sizes: how many calls.
-        tolerances: to certify for; the task's if None.
-        names: methods, as far as the sampler has them.
-        seed: of problems and noise.
-        progress: show progress bars.
+    Everything but the simulator runs on the device. The sampler is ``ddpm``, or the task's own if
+    None; tolerances are the task's if None; of the named methods those are taken that the sampler
+    has; the seed is of problems and noise.
     """
     parts = contexts_of(task, variant, sizes, folder, seed)
     planner = planner_of(task, variant, sampler, device)
@@ -230,10 +223,7 @@ def run_frontier(
     chain: Chain | None = None
     with bars(progress) as bar:
         for name in (name for name in names if name == OURS or name in groups):
-            advance, group = (
-                bar(f"tune {name}: programs tried", None),
-                None if name == OURS else name,
-            )
+            advance, group = bar(f"tune {name}: programs", None), None if name == OURS else name
             frontier = Rescaled(tune, allowed / certify.count, journal, advance, group, chain)
             for tolerance in limits:
                 frontier.limit = tolerance  # all in turn: what one visits, the next starts from

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,12 @@ import torch
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
+from muninn.programs import spacing
 from muninn.progress import bars
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.studies.ablation import settings as grid
+from muninn_bench.studies.ablation.families import Families
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw, save_cell
 from muninn_bench.studies.ablation.settings import Sizes
 from muninn_bench.studies.ablation.study import full_member, run_study
@@ -24,9 +27,9 @@ from muninn_bench.studies.ablation.workbench import Member, Workbench
 TINY = Sizes(4, 64, 6, 6, 60, 8, 0, 1, 64, (20, 8, 3), (12, 5), 1)
 
 
-def _teacher() -> Teacher:
+def _teacher(steps: int = 24) -> Teacher:
     torch.manual_seed(0)
-    schedule = Schedule.cosine(24)
+    schedule = Schedule.cosine(steps)
     config = UnetConfig(widths=(8, 8), time_width=8, heads=1)
     network = TemporalUnet(config, schedule, 8).eval().requires_grad_(False)
     high = torch.tensor([4.8, 3.3, 4.0, 4.0, 0.5, 0.5])
@@ -36,6 +39,7 @@ def _teacher() -> Teacher:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spacing, "POWERS", {"t": (1.0, 1.5), "sigma": (7.0,), "angle": (1.0,)})
         patch.setattr(grid, "TOLERANCES", (0.02, 0.05))
         patch.setattr(grid, "FORBIDDEN", ((3, 3), (0, 3)))
         patch.setattr(grid, "RISK_TOLERANCES", (0.05,))
@@ -49,10 +53,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.parametrize("name", ["unet", "transformer"])
+def test_committed_families_are_used_as_they_are(name: str, tmp_path: Path) -> None:
+    """Their members are loops, not tables; their cells keep the names they were measured under."""
+    stored = Path(__file__).parents[3] / "results" / "ablation" / name / "families.json"
+    shutil.copy(stored, tmp_path)
+    with bars(False) as task:
+        bench = Workbench(_teacher(100), TINY, torch.device("cpu"), tmp_path, task)
+    for key, family in json.loads(stored.read_text()).items():
+        kind, _, tolerance = key.partition("-")
+        members = Families(bench).certified(kind, float(tolerance))
+        plans = family["plans"][1:]
+        assert [member.settings["plan"] for member in members] == plans
+        assert all(member.settings["forecast"] == family["forecast"] for member in members)
+
+
 def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
     study = Raw(folder)
     methods = set(study.methods)
     assert {"full", "static-0.02", "static-0.05", "adaptive-0.05", "probegate-0.05"} <= methods
+    assert {"frontier-0.02", "frontier-0.05"} <= methods
     assert {"fewsteps", "fixedskip", "taylor", "probethresh", "teacache", "paper"} <= methods
     assert len([name for name in methods if name.startswith("variant-")]) == 24
     for method in ("static-0.05", "fewsteps", "teacache"):

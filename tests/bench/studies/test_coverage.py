@@ -218,7 +218,7 @@ def test_a_run_writes_tables_picture_and_verdicts(small: None, tmp_path: Path) -
     }  # fmt: skip
     readme = (tmp_path / "README.md").read_text()
     assert "`muninn-bench x`" in readme
-    assert readme.count("PASS  ") + readme.count("FAIL  ") == len(criteria) == 3 * 7 + 3
+    assert readme.count("PASS  ") + readme.count("FAIL  ") == len(criteria) == 3 * 6 + 3
     for criterion in criteria:
         assert str(criterion) in readme
     with (tmp_path / "raw.csv").open() as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 import muninn_bench.studies.latency.study as study
 from latency_cases import CONFIG, DEVICE, TINY, row, tiny
 from muninn.errors import InputError
+from muninn.programs.plan import Program, Static
+from muninn.programs.spacing import spread_steps
 from muninn_bench.measure import machine
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.studies.latency import checks, profile
@@ -22,11 +25,12 @@ from muninn_bench.studies.latency.page import (
     summary_table,
     write_latency,
 )
-from muninn_bench.studies.latency.programs import TunedPrograms
+from muninn_bench.studies.latency.programs import FORECAST, TunedPrograms
 from muninn_bench.studies.latency.rows import Row, merge, table
 from muninn_bench.studies.latency.targets import Target, targets
 from muninn_bench.studies.latency.variants import VARIANTS, TimedVariant, random_variant
 from muninn_bench.studies.latency.ways import (
+    run_program,
     ways_for,
 )
 
@@ -40,7 +44,14 @@ def test_parts_of_a_call_are_counted_and_the_clocks_taken_off() -> None:
     programs = TunedPrograms(subject, 5)
     methods = {m.name: m for m in ways_for(programs, graphed=False, compiled=False)}
     before = [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams]
-    make = methods["static-eager"].make
+    parts = profile.host_parts(methods["static-eager"].make, subject.call(0), DEVICE)
+    counts = {part: count for part, (_, count) in parts.items()}
+    assert counts["network"] == 5 and counts["weighted sums of a table"] == 1
+    assert counts["conditioning"] == 1 + 5  # at the start, after evaluations
+    assert counts["reads by the host"] == 1 and "sampler" not in counts
+    steps = spread_steps(len(programs.planner.sampler), 5)
+    loop = Program(FORECAST, Static(steps))
+    make = partial(run_program, programs.planner, loop, "eager")
     parts = profile.host_parts(make, subject.call(0), DEVICE)
     assert [getattr(*seam) for seams in profile.SEAMS.values() for seam in seams] == before
     counts = {part: count for part, (_, count) in parts.items()}

@@ -25,9 +25,6 @@ from muninn_bench.studies.ablation.workbench import TUNE, Member, Workbench, cal
 SHARE = 0.6 * RISK
 """Of tuning calls that may exceed the tolerance: somewhat below the risk to be certified."""
 
-GROUPS = {"frontier": None, "static": {"forecast"}, "adaptive": {"forecast"}}
-"""Methods that a kind of family is chosen from: all, or our forecasts without fitting."""
-
 
 class Families:
     """Programs tuned on the tuning stream, each once: rounding on another device would give others.
@@ -38,6 +35,7 @@ class Families:
 
     def __init__(self, workbench: Workbench) -> None:
         self._bench = workbench
+        self._searches: dict[tuple[bool, float], Frontier] = {}
         self._rivals: AlternativeSearch | None = None
 
     def family(self, kind: str, tolerance: float) -> Family:
@@ -146,9 +144,16 @@ class Families:
         return Member(method, at, settings, called(runtime), **more)
 
     def _frontier(self, kind: str, tolerance: float) -> Frontier:
-        advance = self._bench.task(f"tune {kind} for {tolerance:g}", None)
-        calls = self._bench.calls(TUNE)
-        return Frontier(calls, tolerance, SHARE, advance=advance, groups=GROUPS[kind])
+        """The search of a kind: of all methods, or of our forecasts without fitting."""
+        name = (kind == "frontier", tolerance)
+        if name not in self._searches:
+            if kind == "frontier":
+                advance = self._bench.task(f"tune for {tolerance:g}", None)
+                found = Frontier(self._bench.calls(TUNE), tolerance, SHARE, advance=advance)
+            else:
+                found = self._frontier("frontier", tolerance).restricted({"forecast"})
+            self._searches[name] = found
+        return self._searches[name]
 
     def _kept(
         self, file: str, name: str, tune: Callable[[], Any], indent: int | None = None

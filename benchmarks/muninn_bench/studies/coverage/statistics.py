@@ -18,7 +18,6 @@ DELTA = 1.0 - CONFIDENCE
 EXCEEDS = {
     "exceeds_measured": "measured on fresh units",
     "exceeds_true": "true risk of the member",
-    "exceeds_running": "true risk of the member or any before it",
 }
 _EXACT_LIMIT = 4.0  # standard errors; two-sided, and there are 33 of these tests
 
@@ -39,7 +38,7 @@ def summarise(setting: str, repetitions: list[Row], fresh: int) -> list[Row]:
     calibration draw and the fresh units of a repetition. ``exact`` is the randomised marginal rule,
     whose risk is order / (size + 1), no less. What ``exceeds`` the risk: see :data:`EXCEEDS`.
     """
-    risks, running = true_risks(repetitions, fresh)
+    risks, _ = true_risks(repetitions, fresh)
     rows = []
     for place, (size, risk) in enumerate(product(SIZES, RISKS)):
         cells = [entry["cells"][place] for entry in repetitions]
@@ -66,7 +65,6 @@ def summarise(setting: str, repetitions: list[Row], fresh: int) -> list[Row]:
                 "confident_mean": _mean(confident),
                 "exceeds_measured": _mean(confident > risk),
                 "exceeds_true": _mean(risks[chosen] > risk),
-                "exceeds_running": _mean(running[chosen] > risk),
             }
         )
     return rows

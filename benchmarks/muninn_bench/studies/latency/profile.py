@@ -1,7 +1,7 @@
 """Where the time of one call goes: by part of the program on the host, by kernel on a GPU.
 
 Eager calls are host-bound, so their parts are timed by clocks at the seams of the runtime (the
-network, gaps, the sampler, conditioning, reads by the host). A replayed graph has no seams; its
+network, sums, gaps, the sampler, conditioning, reads by the host). A replayed graph has none; its
 kernels are traced and grouped by name, and what is outside the network is the difference to a
 graph of the evaluations alone.
 """
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from muninn.context import Context
-from muninn.engines import rounds, runtime
+from muninn.engines import rounds, runtime, tables
 from muninn.engines.gap import Gaps, StepTable
 from muninn.engines.rounds import RoundRuntime
 from muninn.engines.run_state import RunState
@@ -45,6 +45,7 @@ Seams = Mapping[str, Sequence[tuple[Any, str]]]
 
 SEAMS: Seams = {
     "network": ((InpaintedDenoiser, "__call__"),),
+    "weighted sums of a table": ((tables.TableRuntime, "_run"),),
     "gaps: forecasts and look-back": ((Gaps, "run"), (rounds, "vector_gap")),
     "error estimate, read, and plan": ((runtime.Runtime, "_plan_ahead"), (RoundRuntime, "_plan")),
     "sampler": ((Sampler, "step"), (Sampler, "convert"), (StepTable, "step")),
