@@ -167,6 +167,9 @@ def latency(
     compile: Annotated[bool, typer.Option(help="Time compiled networks too.")] = True,
     growth: Annotated[bool, typer.Option(help="Measure how cost grows with sizes.")] = True,
     batches: Annotated[bool, typer.Option(help="Measure throughput of batches.")] = True,
+    evaluations: Annotated[
+        int | None, typer.Option(help="Of a call, in ways that skip some; 20 by default.")
+    ] = None,
 ) -> None:
     """Time every way to make a plan, side by side on this machine; subjects of other runs stay."""
     from muninn_bench.studies.latency.study import run_latency
@@ -182,6 +185,7 @@ def latency(
         compiled=compile,
         growth=growth,
         batches=batches,
+        evaluations=evaluations,
     )
     tell(found)
 

@@ -115,6 +115,35 @@ def calibrate(
 
 
 @app.command()
+def survey(
+    target: Target,
+    metric: Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")] = "rms_step",
+    risk: Annotated[float, typer.Option(help="As it will be calibrated.")] = 0.05,
+    calls: Annotated[int | None, typer.Option(help="Take the first so many contexts.")] = None,
+    seed: Annotated[int, typer.Option(help="As it will be calibrated.")] = 0,
+    picture: Annotated[Path | None, typer.Option(help="Draw it here, as PNG or SVG.")] = None,
+    out: Out = None,
+) -> None:
+    """How few evaluations, at which deviation: look before you choose a tolerance."""
+    for path in (out, picture):
+        _require_free(path)
+    from muninn.certify.survey import survey as look
+    from muninn.certify.target import blamed, load, some
+
+    planner, contexts, file = load(target)
+    with blamed(file):
+        given = some(contexts, calls)
+        found = look(
+            planner, given, metric=metric, risk=risk, seed=seed, progress=console.is_terminal
+        )
+    console.print(escape(found.markdown()), highlight=False, soft_wrap=True)
+    if picture is not None:
+        found.picture(picture)
+    if out is not None:
+        write_whole(out, json.dumps(found.to_json(), indent=1) + "\n")
+
+
+@app.command()
 def evaluate(
     target: Target,
     certificate: File,

@@ -36,12 +36,14 @@ def run_latency(
     compiled: bool = True,
     growth: bool = True,
     batches: bool = True,
+    evaluations: int | None = None,
 ) -> list[Target]:
     """Time planners in all ways on this machine, write the tables, and return the targets.
 
     Written after every planner, so that an interrupted run keeps what it measured. On a GPU the
     planners that no target names get fewer rounds, no compiled networks, batches or profile.
     ``subjects`` and ``methods`` name planners and ways, all by default; Full eager always runs.
+    ``evaluations`` of a call replace those of the settings.
     ``command`` is what was typed, for the page.
 
     Raises:
@@ -55,6 +57,7 @@ def run_latency(
     wanted = EVERY if methods is None else ("full-eager", *methods)
     settings = sizes(device, smoke)
     settings = replace(settings, compile=settings.compile and compiled)
+    settings = replace(settings, evaluations=evaluations or settings.evaluations)
     graphed = device == "cuda"
     found: dict[str, list[Row]] = {kind: [] for kind in KINDS}
     with bars(progress) as task, torch.no_grad():
