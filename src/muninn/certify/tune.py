@@ -22,7 +22,7 @@ from muninn.progress import Task, bars
 
 Objective = Literal["evaluations", "time"]
 
-SAFE = (2.0, 1.5)
+SAFE = (4.0, 2.0, 1.5)
 """Evaluations of the first members over the fewest found: few tuning calls may mislead."""
 
 ABOVE, BELOW = 2, 2
