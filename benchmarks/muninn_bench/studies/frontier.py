@@ -32,7 +32,6 @@ from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.identity.digest import digest
 from muninn.model.planner import Planner
-from muninn.model.schedule import FloatArray
 from muninn.model.solvers import ddpm
 from muninn.parallel import Map
 from muninn.programs.anchors import Chain
@@ -101,19 +100,14 @@ class Rescaled(Frontier):
     ) -> None:
         groups = None if group is None else {group}
         super().__init__(paired, 1.0, share, journal, advance, groups=groups)
-        self.limit = 1.0
         if chain is not None:
             self.chain = chain
-
-    def keeps(self, excess: FloatArray) -> bool:
-        """As of a frontier whose tolerance is the limit."""
-        return super().keeps(excess / self.limit)
 
     def best(self, count: int, move: bool = True) -> Entry:
         """The same; an entry that was found for another limit is judged again."""
         entry = super().best(count, move)
         excess = self.excess(entry.program)[:-1]
-        return replace(entry, kept=self.keeps(excess) and self.keeps(excess[self.judges]))
+        return self._entry(entry.program, entry.group, excess, entry.evaluations)
 
     def published(self, count: int) -> list[Entry]:
         """The same; a method that evaluates twice a step gets one more than an even number."""

@@ -199,4 +199,5 @@ class Frontier(Published):
         groups: dict[str, float] = {}
         for entry in sorted(entries, key=lambda entry: entry.excess):
             groups.setdefault(entry.group, entry.excess)
-        return {"evaluations": count, "excess": groups, "notes": self.notes}
+        winner = self.best(count).group
+        return {"evaluations": count, "winner": winner, "excess": groups, "notes": self.notes}

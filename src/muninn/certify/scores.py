@@ -50,6 +50,7 @@ class Scores:
     """
 
     fits = False  # whether some programs are fitted, so that only the other calls judge
+    limit = 1.0  # of the excess; another one holds the same scores against another tolerance
 
     def __init__(
         self,
@@ -111,9 +112,12 @@ class Scores:
         self, program: AnyProgram, group: str, excess: FloatArray, evaluations: float
     ) -> Entry:
         judged = excess[self.judges]
-        # Who changes route is seen on every call; how close the others come, not where it was
+        # Who changes route is seen on every call; how close the others come, where nothing was
         # fitted.
-        kept = self.keeps(excess) and self.keeps(judged)
+        kept = (
+            self.keeps(excess)
+            and self._quantile(judged, 1.0 - LEVELS[-1] * self.share) <= self.limit
+        )
         level, score = self._quantile(judged), self.score(judged)
         return Entry(program, evaluations, group, level, score, kept)
 
@@ -122,15 +126,15 @@ class Scores:
 
         Half a violation is added: a few calls without one do not show that there are none.
         """
-        beyond = np.count_nonzero(excess > 1.0)
+        beyond = np.count_nonzero(excess > self.limit)
         return bool(beyond + 0.5 <= max(self.share * (len(excess) + 1.0), 0.5))
 
     def _quantile(self, excess: FloatArray, level: float | None = None) -> float:
         # "lower": one call about to change its mode must not rank a program by itself
-        at = 1.0 - self.share if level is None else level
+        at = max(1.0 - self.share if level is None else level, 0.5)
         return float(np.quantile(excess, at, method="lower"))
 
     def score(self, excess: FloatArray) -> float:
         """Geometric mean of some quantiles."""
-        levels = [self._quantile(excess, max(1.0 - s * self.share, 0.5)) for s in LEVELS]
+        levels = [self._quantile(excess, 1.0 - s * self.share) for s in LEVELS]
         return float(np.exp(np.mean(np.log(np.maximum(levels, 1e-12)))))

@@ -115,8 +115,12 @@ def frontier_family(
         members = gate_members(frontier, gate_forecast(frontier, fewest), fewest - 0.25)
         if objective == "time":
             members = _worth_their_time(frontier, members, entries)
-        if members:  # a table with fewer evaluations than suffice would end the scan before them
-            entries = [entry for entry in entries if entry.evaluations >= fewest] + members
+        if members:
+            # Where gates win, some calls are at a fork: tables take another route there even with
+            # more evaluations, and one such table would end the scan before the gates.
+            entries = members
+            kept = min((e for e in members if e.kept), key=lambda e: e.evaluations, default=None)
+            report |= {"winner": "gate"} | ({"evaluations": kept.evaluations} if kept else {})
     if not entries:
         raise InputError(
             "no program with fewer evaluations was found for this planner; use it as it is"
