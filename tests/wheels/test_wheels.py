@@ -117,6 +117,8 @@ def test_the_library_needs_nothing_of_the_bench(place: Path) -> None:
 
 
 def test_a_new_users_policy_is_certified_and_judged(place: Path) -> None:
+    survey = "muninn survey my_policy.py:planner --calls 200 --out survey.json"
+    assert "needs about" in succeeds(place, survey)
     certificate = "policy.muninn.safetensors"
     promised = f"my_policy.py:planner {certificate} --tolerance 0.05 --calls 200"
     made = succeeds(place, f"muninn calibrate {promised}")
@@ -134,6 +136,7 @@ SMOKE = [
     "muninn-bench few-steps --task maze2d --smoke",
     "muninn-bench report runs/demo",
     "muninn-bench coverage --smoke",
+    "muninn-bench frontier --smoke",
     "muninn-bench checks --smoke",
     "muninn-bench soak --smoke",
     "muninn-bench data --task discs --count 40",
@@ -159,7 +162,7 @@ def test_a_command_runs_outside_the_checkout(place: Path, line: str) -> None:
 
 def test_every_documented_command_is_among_those_run(place: Path) -> None:
     tried = {tuple(line.split()[:2]) for line in [*SMOKE, *MINUTES]}
-    tried |= {("muninn", verb) for verb in ("calibrate", "evaluate", "inspect", "report")}
+    tried |= {("muninn", verb) for verb in ("survey", "calibrate", "evaluate", "inspect", "report")}
     unknown = [line for line in documented() if tuple(line.split()[:2]) not in tried]
     assert len(documented()) > 10 and unknown == []
 

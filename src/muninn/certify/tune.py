@@ -120,7 +120,8 @@ def frontier_family(
             # more evaluations, and one such table would end the scan before the gates.
             entries = members
             kept = min((e for e in members if e.kept), key=lambda e: e.evaluations, default=None)
-            report |= {"winner": "gate"} | ({"evaluations": kept.evaluations} if kept else {})
+            report |= {"winner": "gate"} | ({"tables": fewest} if frontier.methods else {})
+            report |= {"evaluations": kept.evaluations} if kept else {}
     if not entries:
         raise InputError(
             "no program with fewer evaluations was found for this planner; use it as it is"

@@ -13,7 +13,7 @@ from muninn.model.schedule import FloatArray
 from muninn.programs.forecast import interpolation_weights, smooth_variable
 from muninn.programs.spacing import State
 from muninn.programs.table import Table, steps_of
-from muninn.programs.unit_vectors import Weights
+from muninn.programs.unit_vectors import UnitVectors
 
 
 def taylor(sampler: Sampler, states: Sequence[State], order: int = 1) -> Table:
@@ -76,7 +76,7 @@ def _cached(
         raise InputError(f"{name} needs increasing steps of the sampler from its first on")
     if sampler.stochastic and quantity != "sample":
         raise InputError("with a stochastic sampler only the clean sample can be forecast")
-    made = Weights(sampler, states)
+    made = UnitVectors(sampler, states)
     after = x = made.units[0]
 
     def gap(x: FloatArray, nodes: list[int], first: int, until: int, closed: bool) -> FloatArray:

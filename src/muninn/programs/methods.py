@@ -20,12 +20,12 @@ from muninn.programs.caches import forecast, taylor
 from muninn.programs.forecast import interpolation_weights
 from muninn.programs.spacing import State
 from muninn.programs.table import Table, steps_of
-from muninn.programs.unit_vectors import Weights
+from muninn.programs.unit_vectors import UnitVectors
 
 
 def few_steps(sampler: Sampler, states: Sequence[State]) -> Table:
     """DDIM (Song et al. 2021), Euler of a flow, or ancestral sampling, with fewer steps."""
-    made = Weights(sampler, states)
+    made = UnitVectors(sampler, states)
     x = made.units[0]
     for at, after in enumerate(made.levels[1:]):
         clean, noise = made.evaluate(x)
@@ -36,7 +36,7 @@ def few_steps(sampler: Sampler, states: Sequence[State]) -> Table:
     return made.table("fewer steps", x)
 
 
-def _held(made: Weights, x: FloatArray, at: int, clean: FloatArray) -> FloatArray:
+def _held(made: UnitVectors, x: FloatArray, at: int, clean: FloatArray) -> FloatArray:
     """The sampler's own steps to the next anchor, on a clean sample that does not change."""
     steps = [*steps_of(made.sampler, tuple(made.states)), len(made.sampler)]
     first, until = steps[at], steps[at + 1]
@@ -51,7 +51,7 @@ def _held(made: Weights, x: FloatArray, at: int, clean: FloatArray) -> FloatArra
 def dpm_solver(sampler: Sampler, states: Sequence[State], order: int = 2) -> Table:
     """DPM-Solver++ (Lu et al. 2022), multistep, midpoint, first order at the end; its SDE version
     of second order where the sampler is stochastic."""
-    made = Weights(sampler, states)
+    made = UnitVectors(sampler, states)
     count, final = len(made.states), 1 if len(made.states) < 15 else 0
     x = made.units[0]
     for at, after in enumerate(made.levels[1:]):
@@ -89,7 +89,7 @@ def dpm_solver(sampler: Sampler, states: Sequence[State], order: int = 2) -> Tab
 def uni_pc(sampler: Sampler, states: Sequence[State], order: int = 2) -> Table:
     """UniPC (Zhao et al. 2023), B(h) = exp(h) - 1, data prediction: every evaluation corrects the
     state that it was made at, and the next step starts from the corrected one."""
-    made = Weights(sampler, states)
+    made = UnitVectors(sampler, states)
     count, x, carried, used = len(made.states), made.units[0], made.units[0], 0
     for at, after in enumerate(made.levels[1:]):
         made.evaluate(x)
@@ -101,7 +101,7 @@ def uni_pc(sampler: Sampler, states: Sequence[State], order: int = 2) -> Table:
 
 
 def _uni_step(
-    made: Weights, x: FloatArray, at: int, after: State, order: int, arrived: FloatArray | None
+    made: UnitVectors, x: FloatArray, at: int, after: State, order: int, arrived: FloatArray | None
 ) -> FloatArray:
     """UniP from anchor ``at`` to a level, or UniC where the clean sample there is known."""
     now, clean = made.states[at], made.values[at][0]
@@ -143,14 +143,14 @@ def _ratio(sampler: Sampler, level: State) -> tuple[float, float]:
     return level.noise / level.signal, level.signal
 
 
-def _slope(made: Weights, at: int) -> FloatArray:
+def _slope(made: UnitVectors, at: int) -> FloatArray:
     clean, noise = made.values[at]
     return noise - clean if made.sampler.flow else noise
 
 
 def adams(sampler: Sampler, states: Sequence[State], order: int = 2) -> Table:
     """Adams-Bashforth with variable steps: the polynomial through the last slopes, integrated."""
-    made = Weights(sampler, states)
+    made = UnitVectors(sampler, states)
     x = made.units[0]
     for at in range(len(made.states)):
         made.evaluate(x)
@@ -169,7 +169,7 @@ def heun(sampler: Sampler, states: Sequence[State]) -> Table:
     """Heun's method as in Karras et al. (2022): two evaluations a step, one in the last. The states
     come once each; all but the first are evaluated twice."""
     doubled = [states[0], *(state for state in states[1:] for _ in (0, 1))]
-    made = Weights(sampler, doubled)
+    made = UnitVectors(sampler, doubled)
     x = made.units[0]
     for place in range(len(states)):
         at = 2 * place

@@ -17,7 +17,7 @@ from muninn.programs.spacing import State
 from muninn.programs.table import Table
 
 
-class Weights:
+class UnitVectors:
     """The unit vectors of a table under construction, and the rows that are finished."""
 
     def __init__(self, sampler: Sampler, states: Sequence[State]) -> None:

@@ -1,0 +1,119 @@
+"""A survey looks at tuning calls only, and its marks mean what they say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import muninn
+from certify_cases import contexts
+from muninn.certify.calibrate import split_units
+from muninn.certify.frontier import Frontier
+from muninn.certify.metrics import rms_step
+from muninn.certify.paired import PairedCalls
+from muninn.certify.survey import Row, Survey, _marks, survey
+from muninn.errors import CalibrationError, InputError
+from muninn_bench.studies.coverage.mixture import mixture_planner
+
+CALLS = 160
+
+
+@pytest.fixture(scope="module")
+def found() -> Survey:
+    return survey(mixture_planner("ddim", steps=20), contexts(CALLS), progress=False)
+
+
+def test_it_is_a_public_verb() -> None:
+    assert muninn.survey is survey
+
+
+def test_only_the_calls_that_calibrate_would_tune_on_are_looked_at() -> None:
+    planner, given, seen = (
+        mixture_planner("ddim", steps=6),
+        contexts(CALLS),
+        set[tuple[float, ...]](),
+    )
+
+    def spied(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        seen.update(tuple(row.flatten().tolist()) for row in context)
+        return planner.denoiser(x, timestep, context)
+
+    survey(replace(planner, denoiser=spied), given, seed=3, progress=False)
+    tune = split_units(CALLS, 0.05, None, tune=True, seed=3)["tune"]
+    assert seen == {tuple(given[call].flatten().tolist()) for call in tune}
+
+
+def test_every_method_has_its_rows_and_muninn_is_no_worse(found: Survey) -> None:
+    at = {(row.method, row.evaluations): row.deviation for row in found.rows}
+    assert {method for method, _ in at} == {"muninn", "fewsteps", "dpmsolver"}
+    for (method, count), deviation in at.items():
+        # the best is ranked by several quantiles, so a rival may win at one of them, narrowly
+        assert at["muninn", count] <= 1.5 * deviation or method == "muninn"
+    ours = [at["muninn", count] for _, count in sorted(at) if ("muninn", count) in at]
+    assert ours[0] > 10.0 * ours[-1]  # more evaluations come closer
+
+
+def test_the_marks_are_rounding_step_size_and_noise() -> None:
+    marks = {}
+    for steps in (40, 160):
+        planner = mixture_planner("ddim", steps=steps)
+        marks[steps] = _marks(
+            Frontier(PairedCalls(planner, contexts(64), 64, rms_step, 1), 1.0, 0.05)
+        )
+    rounding, step_size, apart = marks[40]
+    assert 0.0 <= rounding < 1e-5
+    finer = marks[160][1]
+    assert step_size is not None and finer is not None
+    assert finer < 0.5 * step_size  # more steps, smaller error
+    planner = mixture_planner("ddim", steps=40)
+    plans = [
+        planner.sample(contexts(64), noise=planner.draw_noise(seeds=range(first, first + 64)))
+        for first in (0, 64)
+    ]
+    assert apart == pytest.approx(float(rms_step(*plans).median()), rel=0.5)
+
+
+def test_a_stochastic_sampler_has_no_step_size_error() -> None:
+    found = survey(mixture_planner("ddpm", steps=8), contexts(CALLS), progress=False)
+    assert found.step_size is None and "step size" not in found.advice()
+
+
+def test_fewest_falls_with_the_tolerance() -> None:
+    rows = [Row("muninn", 4, 0.2, ""), Row("muninn", 8, 0.01, ""), Row("fewsteps", 8, 0.3, "")]
+    found = Survey("rms_step", 100, 64, rows, 1e-7, 0.002, 1.0)
+    assert [found.fewest(tolerance) for tolerance in (0.5, 0.1, 0.001)] == [4, 8, None]
+    assert found.fewest(0.1, "fewsteps") is None
+    assert "0.01 needs about 8 evaluations" in found.advice()
+    assert "Below 0.002 you would certify your sampler's step size" in found.advice()
+
+
+def test_it_is_read_as_a_table_a_file_and_a_picture(found: Survey, tmp_path: Path) -> None:
+    assert "| evaluations | muninn | fewsteps | dpmsolver |" in found.markdown()
+    assert json.loads(json.dumps(found.to_json()))["advice"] == found.advice()
+    pytest.importorskip("matplotlib")
+    picture = found.picture(tmp_path / "survey.png")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_same_calls_give_the_same_survey(found: Survey) -> None:
+    again = survey(mixture_planner("ddim", steps=20), contexts(CALLS), progress=False)
+    assert [row.program for row in again.rows] == [row.program for row in found.rows]
+    assert np.allclose([r.deviation for r in again.rows], [r.deviation for r in found.rows])
+
+
+def test_bad_input_is_refused_in_words() -> None:
+    with pytest.raises(InputError, match="got str"):
+        survey("planner", contexts(CALLS))  # type: ignore[arg-type]
+    with pytest.raises(CalibrationError, match="too few"):
+        survey(mixture_planner("ddim"), contexts(8), progress=False)
+    with pytest.raises(InputError, match="unknown metric"):
+        survey(mixture_planner("ddim"), contexts(CALLS), metric="nearness", progress=False)
+    with pytest.raises(InputError, match="no call"):
+        survey(mixture_planner("ddim"), 0, progress=False)
+    assert torch.is_grad_enabled()
