@@ -136,7 +136,6 @@ SMOKE = [
     "muninn-bench few-steps --task maze2d --smoke",
     "muninn-bench report runs/demo",
     "muninn-bench coverage --smoke",
-    "muninn-bench frontier --smoke",
     "muninn-bench checks --smoke",
     "muninn-bench soak --smoke",
     "muninn-bench data --task discs --count 40",
@@ -149,6 +148,7 @@ MINUTES = [
     "muninn-bench latency --smoke",
     "muninn-bench fly --task maze2d --smoke",
     "muninn-bench ablate --smoke",
+    "muninn-bench frontier --task maze2d --smoke",
 ]
 """Miniatures that take minutes even so; CI leaves them to `make test-wheels`."""
 
