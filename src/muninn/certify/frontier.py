@@ -183,21 +183,23 @@ class Frontier(Published):
         Raises:
             InputError: no method has a table with so many.
         """
-        found = [*self.published(count)] if self.methods else []
-        if self.fits and count <= MOST_FITTED:
-            own = self.fitted(count, move)
-            found += [] if own is None else [own]
+        found = self._all(count, move)
         if not found:
             raise InputError(f"no method here has a program with {count} evaluations")
         return min(found, key=lambda entry: entry.score)
 
+    def _all(self, count: int, move: bool = True) -> list[Entry]:
+        """The best published tables with so many evaluations, and the fitted one."""
+        found = [*self.published(count)] if self.methods else []
+        if self.fits and count <= MOST_FITTED:
+            own = self.fitted(count, move)
+            found += [] if own is None else [own]
+        return found
+
     def report(self, count: int) -> dict[str, Any]:
         """Which method is best at a number of evaluations, and by how much."""
-        entries = [*self.published(count)]
-        if self.fits and count <= MOST_FITTED and (own := self.fitted(count)) is not None:
-            entries.append(own)
         groups: dict[str, float] = {}
-        for entry in sorted(entries, key=lambda entry: entry.excess):
+        for entry in sorted(self._all(count), key=lambda entry: entry.excess):
             groups.setdefault(entry.group, entry.excess)
         winner = self.best(count).group
         return {"evaluations": count, "winner": winner, "excess": groups, "notes": self.notes}

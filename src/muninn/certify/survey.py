@@ -22,7 +22,6 @@ from muninn.certify.units import units_of
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-from muninn.programs.methods import methods
 from muninn.programs.spacing import sampler_states
 from muninn.progress import bars
 
@@ -199,7 +198,7 @@ def _marks(frontier: Frontier) -> tuple[float, float | None, float]:
     rounding = float(measure(paired.metric, paired.full(few), single).max())
     sampler, fine = paired.planner.sampler, None
     for solver in ("dpmsolver-3", "adams-3"):
-        if solver in methods(sampler) and solver in frontier.methods:
+        if solver in frontier.methods:
             table = frontier.methods[solver].build(sampler, sampler_states(sampler))
             fine = float(np.median(frontier.excess(table, 4 * FEW)[:-1]))
             break
