@@ -94,7 +94,7 @@ def frontier(
     method: Annotated[
         list[str] | None, typer.Option(help="A method, may be repeated; all by default.")
     ] = None,
-    tune: Annotated[int, typer.Option(help="Calls to tune on.")] = 256,
+    tune: Annotated[int, typer.Option(help="Calls to tune on.")] = 512,
     certify: Annotated[int, typer.Option(help="Calls to certify on.")] = 1024,
     test: Annotated[int, typer.Option(help="Calls to test on.")] = 2048,
     seed: Seed = 0,

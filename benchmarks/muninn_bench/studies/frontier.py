@@ -34,7 +34,6 @@ from muninn.identity.digest import digest
 from muninn.model.planner import Planner
 from muninn.model.solvers import ddpm
 from muninn.parallel import Map
-from muninn.programs.anchors import Chain
 from muninn.programs.methods import methods
 from muninn.programs.plan import AnyProgram, Family
 from muninn.progress import Task as Bars
@@ -43,7 +42,7 @@ from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative
 from muninn_bench.measure.rollout import random_contexts, roll_out
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.report.table import read_csv, write_csv
-from muninn_bench.task import Stream, Task, context_rows
+from muninn_bench.task import Stream, Task, Timed, context_rows
 
 OURS = "frontier"
 ALTERNATIVES = (*NAMES, *OF_FLOWS)
@@ -62,7 +61,7 @@ DRIVEN = 12
 class Sizes:
     """Calls of each purpose."""
 
-    tune: int = 256
+    tune: int = 512
     certify: int = 1024
     test: int = 2048
 
@@ -96,18 +95,16 @@ class Rescaled(Frontier):
         journal: Journal,
         advance: Callable[[int], None],
         group: str | None,
-        chain: Chain | None,
+        first: Frontier | None,
     ) -> None:
         groups = None if group is None else {group}
         super().__init__(paired, 1.0, share, journal, advance, groups=groups)
-        if chain is not None:
-            self.chain = chain
+        if first is not None:
+            self.share_with(first)
 
     def best(self, count: int, move: bool = True) -> Entry:
         """The same; an entry that was found for another limit is judged again."""
-        entry = super().best(count, move)
-        excess = self.excess(entry.program)[:-1]
-        return self._entry(entry.program, entry.group, excess, entry.evaluations)
+        return self.judged(super().best(count, move))
 
     def published(self, count: int) -> list[Entry]:
         """The same; a method that evaluates twice a step gets one more than an even number."""
@@ -117,14 +114,15 @@ class Rescaled(Frontier):
 def contexts_of(task: Task, variant: str, sizes: Sizes, folder: Path, seed: int) -> list[Tensor]:
     """Contexts to tune, certify and test on, from the folder as far as they are there.
 
-    Of a task that replans: one random call of each episode, driven by a fast program.
+    Of a task that replans: one random call of each episode, driven by a fast program; of a robot
+    that flies, whose episodes take seconds each, the first call.
     """
-    path = folder / "contexts.safetensors"
+    path, timed = folder / "contexts.safetensors", isinstance(task, Timed)
     stored = safetensors.torch.load_file(path) if path.is_file() else {}
     for part, stream in PARTS.items():
         count = getattr(sizes, part)
         if len(stored.get(part, ())) < count:
-            make = _driven_contexts if task.replans else context_rows
+            make = _driven_contexts if task.replans and not timed else context_rows
             stored[part] = make(task, variant, stream, count, seed).contiguous()
             write_whole(path, safetensors.torch.save(stored))
     return [stored[part][: getattr(sizes, part)] for part in PARTS]
@@ -214,22 +212,23 @@ def run_frontier(
     lines = read_csv(path)
     done = {(line["method"], line["tolerance"]) for line in lines}
     groups = {method.group for method in methods(planner.sampler).values()}
-    chain: Chain | None = None
+    first: Frontier | None = None
     with bars(progress) as bar:
         for name in (name for name in names if name == OURS or name in groups):
             advance, group = bar(f"tune {name}: programs", None), None if name == OURS else name
-            frontier = Rescaled(tune, allowed / certify.count, journal, advance, group, chain)
+            frontier = Rescaled(tune, allowed / certify.count, journal, advance, group, first)
             for tolerance in limits:
-                frontier.limit = tolerance  # all in turn: what one visits, the next starts from
+                if (name, tolerance) in done:
+                    continue
+                frontier.limit = tolerance
                 family = frontier_family(frontier, gates=name == OURS)
-                if (name, tolerance) not in done:
-                    line = _line(certify, test, family, tolerance, allowed, bar)
-                    about = {"task": task.name, "variant": variant, "sampler": planner.sampler.name,
-                             "steps": len(planner.sampler), "tolerance": tolerance,
-                             "unit": task.unit, "method": name}  # fmt: skip
-                    lines.append(about | line)
-                    write_csv(path, lines)
-            chain = frontier.chain
+                line = _line(certify, test, family, tolerance, allowed, bar)
+                about = {"task": task.name, "variant": variant, "sampler": planner.sampler.name,
+                         "steps": len(planner.sampler), "tolerance": tolerance,
+                         "unit": task.unit, "method": name}  # fmt: skip
+                lines.append(about | line)
+                write_csv(path, lines)
+            first = first or frontier
     return lines
 
 

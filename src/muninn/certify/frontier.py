@@ -7,7 +7,6 @@ The best of the published methods are fitted to the network, their anchors moved
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 from collections.abc import Collection
@@ -25,10 +24,10 @@ from muninn.programs.fitting import Fitter
 from muninn.programs.spacing import State, sampler_states
 from muninn.programs.table import Table
 
-BASES = 3
-"""Pairs of method and spacing that are fitted, besides the neighbours' anchors."""
+BASES = 2
+"""Pairs of method and spacing that are fitted, besides the anchors that were placed."""
 
-MOVES, MOST_MOVES = (4, 2, 8, 1), 64
+MOVES, MOST_MOVES = (2, 1), 12
 """Steps by which an anchor is moved, and how many moves are tried at one number."""
 
 MOST_FITTED, MOST_MOVED = 40, 20
@@ -56,14 +55,18 @@ class Frontier(Published):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._entries: dict[tuple[int, bool], Entry | None] = {}  # fitted, by number and moves
-        self._anchors: dict[int, list[int]] = {}  # of the best fitted tables
 
     def restricted(self, groups: Collection[str]) -> Frontier:
         """The same calls, full compute included, for some methods only."""
         other = Frontier(self.paired, 1.0, self.share, self._journal, self._advance, groups=groups)
         other._tolerance = self._tolerance
-        vars(other)["chain"], vars(other)["_paths"] = self.chain, self._paths
+        other.share_with(self)
         return other
+
+    def share_with(self, other: Frontier) -> None:
+        """Take what does not depend on methods from a frontier of the same calls."""
+        for known in ("chain", "_paths", "_placing"):
+            vars(self)[known] = getattr(other, known)
 
     @cached_property
     def _fitter(self) -> Fitter | None:
@@ -110,16 +113,12 @@ class Frontier(Published):
         return self._entries[count, move]
 
     def _fit_best(self, count: int, move: bool) -> Entry | None:
-        own = sampler_states(self._sampler)
         pairs = [p for p in self.candidates(count) if not self.methods[p.method].twice]
         starts: dict[tuple[State, ...], Pair] = {}
-        for pair in pairs:
-            states = self._spacings(self.methods[pair.method], count)[pair.spacing]
-            if len(starts) < BASES:
-                starts.setdefault(states, pair)
-        if move and pairs:
-            for at in self._neighbours(count):
-                starts.setdefault(tuple(own[step] for step in at), pairs[0])
+        for pair in pairs[:BASES]:
+            starts.setdefault(self._spacings(self.methods[pair.method], count)[pair.spacing], pair)
+        for states in self.placed(count).values() if pairs else ():
+            starts.setdefault(states, pairs[0])
         best: tuple[Entry, Pair, tuple[State, ...]] | None = None
         for states, pair in starts.items():
             entry = self._fitted(self._based(pair, states))
@@ -128,16 +127,6 @@ class Frontier(Published):
         if best is None or not move or count > MOST_MOVED:
             return None if best is None else best[0]
         return self._moved(*best)
-
-    def _neighbours(self, count: int) -> list[list[int]]:
-        """The best anchors of one evaluation more without one of them, and of one evaluation less
-        with one more in the middle of a gap."""
-        more, less = self._anchors.get(count + 1, []), self._anchors.get(count - 1, [])
-        found = [more[:place] + more[place + 1 :] for place in range(1, len(more))]
-        for first, second in itertools.pairwise([*less, self.steps] if less else []):
-            if second - first > 1:
-                found.append(sorted([*less, (first + second) // 2]))
-        return found
 
     def _based(self, pair: Pair, states: tuple[State, ...]) -> Table:
         return self.methods[pair.method].build(self._sampler, states)
@@ -149,7 +138,6 @@ class Frontier(Published):
         if any(state not in place for state in states):
             return entry
         at, left = [place[state] for state in states], MOST_MOVES
-        self._anchors[len(at)] = at
         for move in (m for m in MOVES if m < max(2, self.steps // 8)):
             for anchor in range(len(at) - 1, 0, -1):
                 for step in (move, -move):
@@ -162,20 +150,16 @@ class Frontier(Published):
                     found = self._fitted(self._based(pair, chosen))
                     if found is not None and found.score < entry.score:
                         entry, at = found, moved
-                        self._anchors[len(at)] = at
         return entry
 
     def quick(self, count: int) -> Entry:
-        """A good table with so many evaluations, from what was best nearby; for safe members."""
-        near = min(self._pairs, key=lambda known: abs(math.log(known / count)))
-        for pair in self._pairs[near]:
-            method = self.methods[pair.method]
-            states = self._spacings(method, count).get(pair.spacing)
-            if states is not None and not method.twice:
-                fits = self.fits and count <= MOST_FITTED
-                own = self._fitted(self._based(pair, states)) if fits else None
-                return own or self.entry(self.built(pair, states), method.group)
-        return self.best(count, move=False)
+        """A good table with so many evaluations, at the price of one; for safe members."""
+        pair = next(p for p in self.candidates(count) if not self.methods[p.method].twice)
+        method = self.methods[pair.method]
+        states = self._spacings(method, count)[pair.spacing]
+        fits = self.fits and count <= MOST_FITTED
+        own = self._fitted(self._based(pair, states)) if fits else None
+        return own or self.entry(self.built(pair, states), method.group)
 
     def best(self, count: int, move: bool = True) -> Entry:
         """The best table with so many evaluations.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from functools import cached_property
@@ -13,28 +13,33 @@ import torch
 
 from muninn.certify.paired import require_finite
 from muninn.certify.scores import Entry, Scores
+from muninn.errors import InputError
 from muninn.model.sampler import Kind
 from muninn.programs import anchors
 from muninn.programs.anchors import Chain, SegmentModel
 from muninn.programs.fitting import overwritten
 from muninn.programs.forecast import Forecast
 from muninn.programs.methods import Method, methods
+from muninn.programs.placing import Placing
 from muninn.programs.plan import AnyProgram
 from muninn.programs.spacing import State, sampler_states, spacings, trained_states
 
 FIRST_CALLS = 16
-KEPT_CALLS = 32
-"""Calls whose predictions price segments."""
+KEPT_CALLS = 96
+"""Calls whose predictions price segments and anchors."""
 
 SCOUTS = ("sample-1-back", "dpmsolver-2", "fewsteps")
 """Methods with which spacings are tried first, as far as a sampler has them."""
 
-FAR = 1.5
-"""In the logarithm of the evaluations: what was best there is no guide."""
+KEEP_SPACINGS, KEEP, RUN = 4, 3, 16
+"""Spacings that all methods are tried with; candidates that are tried on all calls; of every group
+on the first calls."""
 
-KEEP_SPACINGS, KEEP, NEXT = 3, 3, 16
-"""Spacings that all methods are tried with; candidates that are tried on all calls; pairs of
-method and spacing that a neighbouring number of evaluations is tried with."""
+KEEP_FITTED, RUN_FITTED = 2, 2
+"""The last two where the best are fitted besides, which nearly always wins."""
+
+MOST_PLACED = 24
+"""Evaluations up to which anchors are placed by price: beyond, spacings do as well."""
 
 
 class Pair(NamedTuple):
@@ -53,7 +58,8 @@ class Published(Scores):
 
     def __init__(self, *given: Any, groups: Collection[str] | None = None, **named: Any) -> None:
         super().__init__(*given, **named)
-        linear = overwritten(self.paired.planner, self.paired.contexts([0])) is not None
+        self._set = overwritten(self.paired.planner, self.paired.contexts([0]))
+        linear = self._set is not None
         self.methods = {
             name: method
             for name, method in (methods(self._sampler) if linear else {}).items()
@@ -101,6 +107,26 @@ class Published(Scores):
                 found[name] = anchors.cheapest_anchors(costs, at, len(at))
         return found
 
+    @cached_property
+    def _placing(self) -> Placing | None:
+        """Prices of anchors for fitted weights; every method may evaluate there."""
+        planner, fixed = self.paired.planner, self._set
+        assert fixed is not None  # where states are projected no method is tried
+        noise = self.paired.noise(list(range(self.paired.count)))
+        try:
+            return Placing(planner, self.chain, noise, ~fixed)
+        except InputError as error:
+            self.notes.append(f"not placed: {error}")
+            return None
+
+    def placed(self, count: int) -> dict[str, tuple[State, ...]]:
+        """Names and states of anchors placed by price; none beyond :data:`MOST_PLACED`."""
+        if count > MOST_PLACED or self._placing is None:
+            return {}
+        own = sampler_states(self._sampler)
+        found = self._placing.best(count)
+        return {name: tuple(own[step] for step in at) for name, at in found.items()}
+
     def _spacings(self, method: Method, count: int) -> dict[str, tuple[State, ...]]:
         """The states of every spacing for a method with so many evaluations."""
         own = sampler_states(self._sampler)
@@ -112,7 +138,7 @@ class Published(Scores):
         for name, paths in self._paths.items():
             if nodes in paths:
                 found[name] = tuple(own[place] for place in paths[nodes])
-        return found
+        return found | self.placed(nodes)
 
     def offers(self, count: int) -> bool:
         """Whether any method has a program with so many evaluations."""
@@ -123,38 +149,48 @@ class Published(Scores):
         made = self.methods[pair.method].build(self._sampler, states)
         return replace(made, method=f"{made.method}, {pair.spacing}")
 
-    def _halved(self, pairs: list[Pair], count: int, keep: int) -> list[Pair]:
-        """The best pairs on the first calls."""
-        scored: list[tuple[float, int, Pair]] = []
-        met = set()
+    def _priced(self, pairs: list[Pair], count: int) -> list[tuple[float | None, Pair]]:
+        """Prices of pairs without a run, each program once; None between two steps."""
+        met = {}
         for pair in pairs:
             states = self._spacings(self.methods[pair.method], count).get(pair.spacing)
             if states is not None and (pair.method, states) not in met:
-                met.add((pair.method, states))
-                excess = self.excess(self.built(pair, states), FIRST_CALLS)[:-1]
-                scored.append((self.score(excess), len(scored), pair))
-        return [pair for *_, pair in sorted(scored)[:keep]]
+                table = self.methods[pair.method].build(self._sampler, states)
+                price = None if self._placing is None else self._placing.price(table)
+                met[pair.method, states] = (price, pair)
+        return list(met.values())
+
+    def _pair_score(self, pair: Pair, count: int) -> float:
+        """Score of a pair on the first calls."""
+        states = self._spacings(self.methods[pair.method], count)[pair.spacing]
+        return self.score(self.excess(self.built(pair, states), FIRST_CALLS)[:-1])
+
+    def _halved(self, pairs: list[Pair], count: int) -> list[Pair]:
+        """Pairs by their score on the first calls, best first: of every group the cheapest few, and
+        those without a price."""
+        run = RUN_FITTED if self.fits else RUN
+        chosen, spent = [], Counter[str]()
+        for price, pair in sorted(self._priced(pairs, count), key=lambda priced: priced[0] or 0.0):
+            group = self.methods[pair.method].group
+            spent[group] += 1
+            if price is None or spent[group] <= run:
+                chosen.append(pair)
+        return sorted(chosen, key=lambda pair: self._pair_score(pair, count))
 
     def candidates(self, count: int) -> list[Pair]:
-        """Pairs worth trying on all calls: thinned from all, or what was best nearby."""
-        if count in self._pairs:
-            return self._pairs[count]
-        near = min(self._pairs, key=lambda known: abs(math.log(known / count)), default=None)
-        if near is not None and abs(math.log(near / count)) < FAR:
-            pairs = self._pairs[near][:NEXT]
-        else:
+        """Pairs worth trying on all calls, best first: spacings are thinned with a few methods,
+        then all methods with the best spacings."""
+        if count not in self._pairs:
             scouts = [name for name in SCOUTS if name in self.methods] or list(self.methods)[:1]
             wide = [
                 Pair(name, spacing)
                 for name in scouts
                 for spacing in self._spacings(self.methods[name], count)
             ]
-            best = list(
-                dict.fromkeys(pair.spacing for pair in self._halved(wide, count, len(wide)))
-            )
-            pairs = [Pair(m, spacing) for spacing in best[:KEEP_SPACINGS] for m in self.methods]
-            pairs += [Pair(name, spacing) for name in scouts for spacing in best]
-        self._pairs[count] = self._halved(pairs, count, NEXT)
+            first = self._halved(wide, count)
+            best = list(dict.fromkeys(pair.spacing for pair in first))[:KEEP_SPACINGS]
+            pairs = [Pair(name, spacing) for spacing in best for name in self.methods]
+            self._pairs[count] = self._halved([*first, *pairs], count)
         return self._pairs[count]
 
     def published(self, count: int) -> list[Entry]:
@@ -162,7 +198,7 @@ class Published(Scores):
         if count in self._published:
             return self._published[count]
         found = []
-        for pair in self.candidates(count)[:KEEP]:
+        for pair in self.candidates(count)[: KEEP_FITTED if self.fits else KEEP]:
             method = self.methods[pair.method]
             program = self.built(pair, self._spacings(method, count)[pair.spacing])
             found.append(self.entry(program, method.group))

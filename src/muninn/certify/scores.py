@@ -70,6 +70,7 @@ class Scores:
         self._journal = journal or Journal()
         self._advance = advance
         self._fit = round(FITTED_SHARE * paired.count)
+        self._known: dict[AnyProgram, FloatArray] = {}  # excess of every entry, by program
 
     @property
     def judges(self) -> slice:
@@ -111,6 +112,7 @@ class Scores:
     def _entry(
         self, program: AnyProgram, group: str, excess: FloatArray, evaluations: float
     ) -> Entry:
+        self._known[program] = excess
         judged = excess[self.judges]
         # Who changes route is seen on every call; how close the others come, where nothing was
         # fitted.
@@ -120,6 +122,11 @@ class Scores:
         )
         level, score = self._quantile(judged), self.score(judged)
         return Entry(program, evaluations, group, level, score, kept)
+
+    def judged(self, entry: Entry) -> Entry:
+        """An entry that was found under another limit, under this one."""
+        excess = self._known[entry.program]
+        return self._entry(entry.program, entry.group, excess, entry.evaluations)
 
     def keeps(self, excess: FloatArray) -> bool:
         """Whether all but the allowed share of calls keep the tolerance, judged by some of them.

@@ -114,7 +114,7 @@ class _InGraphs(Runtime):
     def _replayed(self, run: RunState) -> Any:
         """Run captured work on the inputs of a call."""
         with self._turns.take(), _ready(self.planner.device):
-            return self._captured.get(run.noise, run.context).replay(run)
+            return self._captured.run(run.noise, run.context, lambda work: work.replay(run))
 
 
 # -- fixed plans -------------------------------------------------------------------------------

@@ -21,6 +21,13 @@ MOST_SHAPES = 8  # captured at a time; the least recently used is dropped
 TRIES = 3  # to capture a shape: what stood in the way once may be gone the next time
 
 Result = TypeVar("Result")
+Used = TypeVar("Used")
+
+
+def _key(noise: Noise, context: Context) -> Hashable:
+    """What captured work depends on besides the network: shapes, and how torch rounds."""
+    rounding = str(arithmetic(noise.initial.device))
+    return (tuple(noise.initial.shape), signature(context), rounding)
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,36 @@ class Shapes(Generic[Result]):
         self._made: OrderedDict[Hashable, _Made[Result]] = OrderedDict()
         self._pool: Any = None
 
+    def run(self, noise: Noise, context: Context, use: Callable[[Result], Used]) -> Used:
+        """Use the captured work for these inputs, and compare the weights while the device is busy.
+
+        Where they were moved, what came out is discarded and the work is captured again and used
+        again. Until then the memory that was captured is held, so that reading it does no harm.
+
+        Raises:
+            DenoiserError: as :meth:`get` does, or what ``use`` raised.
+        """
+        key, failed = _key(noise, context), None
+        made = self._made.get(key)
+        if made is not None and not isinstance(made.work, str):
+            try:
+                found = use(made.work)
+            except DenoiserError as error:
+                failed = error
+            if made.weights.unchanged():
+                if failed is not None:
+                    raise failed
+                self._made.move_to_end(key)
+                return found
+        return use(self.get(noise, context))
+
     def get(self, noise: Noise, context: Context) -> Result:
         """The captured work for these inputs, made at the first call of their shape.
 
         DenoiserError if it cannot be captured: a few calls try, until the weights are moved; every
         call tries where it is memory that is missing.
         """
-        rounding = str(arithmetic(noise.initial.device))
-        key = (tuple(noise.initial.shape), signature(context), rounding)
+        key = _key(noise, context)
         made = self._made.get(key)
         if made is not None and not made.weights.unchanged():
             made = None

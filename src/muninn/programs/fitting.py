@@ -227,14 +227,15 @@ class Fitter:
         floor = (ROUNDING * torch.finfo(self.planner.dtype).eps) ** 2 * scale
         if least <= floor:
             return best
-        for ridge in RIDGES:
+        at = 0
+        for place, ridge in enumerate(RIDGES):
             delta = _solve(whole, fitted, ridge)
             error_left = _trimmed(_errors(whole, delta)[judges])
             if error_left < least:
-                best, least = delta, error_left
+                best, least, at = delta, error_left, place
         apart = 1 < gram.shape[1] <= MOST_CHANNELS and size <= MOST_FEATURES
         if apart and least > floor and not self.planner.sampler.stochastic:
-            for ridge in RIDGES:
+            for ridge in RIDGES[at : at + 2]:  # more weights need no weaker ridge
                 delta = _solve(gram, fitted, ridge)
                 error_left = _trimmed(_errors(gram, delta)[judges])
                 if error_left < WORTH * least:
