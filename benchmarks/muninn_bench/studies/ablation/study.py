@@ -15,9 +15,8 @@ from muninn.progress import bars
 from muninn_bench.measure.protocol import plain
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.studies.ablation import settings as grid
-from muninn_bench.studies.ablation.analysis import certified_place, deviations
-from muninn_bench.studies.ablation.families import Families
-from muninn_bench.studies.ablation.probed import ProbedPrograms
+from muninn_bench.studies.ablation.choices import certified_place, deviations
+from muninn_bench.studies.ablation.programs import Programs
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell
 from muninn_bench.studies.ablation.workbench import Member, Workbench, time_members, time_parts
 
@@ -47,7 +46,6 @@ def run_study(
     with bars(progress) as task:
         bench = Workbench(teacher, sizes, torch.device(device), folder, task)
         _describe(bench, name, command)
-        bench.write_clearance()
         members = _measure_all(bench)
         if find_spec("gymnasium_robotics") is not None:
             bench.drive()
@@ -63,28 +61,24 @@ def full_member(bench: Workbench) -> Member:
 
 def _measure_all(bench: Workbench) -> list[Member]:
     """Every cell; returns the programs, for timing."""
-    full = full_member(bench)
+    full, programs, sizes = full_member(bench), Programs(bench), bench.sizes
     bench.measure(full, TEST)
-    tuned, probed = Families(bench), ProbedPrograms(bench)
-    frontiers = grid.TOLERANCES if bench.sizes.every == 1 else grid.TOLERANCES[-1:]
+    frontiers = grid.TOLERANCES if sizes.every == 1 else grid.TOLERANCES[-1:]
     members = [
         member
         for kind, tolerances in (("static", grid.TOLERANCES), ("frontier", frontiers))
         for tolerance in tolerances
-        for member in tuned.certified(kind, tolerance)
+        for member in programs.certified(kind, tolerance)
     ]
-    members += [*tuned.baselines(), *probed.thresholds()]
+    members += [*programs.baselines(), *programs.thresholds()]
     _measure(bench, "families and baselines", members, (CALIBRATE, TEST))
-    paper = probed.paper()
-    _measure(bench, "the published method", paper, (TEST,), bench.sizes.paper)
+    paper = programs.paper()
+    _measure(bench, "the published method", paper, (TEST,), sizes.paper)
     gates = []
     for tolerance in grid.ADAPTIVE_TOLERANCES:
-        gates += _measure_gates(bench, tuned.certified("adaptive", tolerance), tolerance)
-        gates += _measure_gates(
-            bench, probed.probe_gates(tolerance, tuned.forecast(tolerance)), tolerance
-        )
-    streams = (CALIBRATE, TEST)
-    _measure(bench, "forecasts (vii)", tuned.variants(), streams, bench.sizes.variants)
+        gates += _measure_gates(bench, programs.certified("adaptive", tolerance), tolerance)
+        gates += _measure_gates(bench, programs.probe_gates(tolerance), tolerance)
+    _measure(bench, "forecasts (vii)", programs.variants(), (CALIBRATE, TEST), sizes.variants)
     return [full, *members, *paper, *gates]
 
 
@@ -113,18 +107,20 @@ def _measure_gates(bench: Workbench, family: list[Member], tolerance: float) -> 
 
 def _describe(bench: Workbench, name: str, command: str) -> None:
     sizes, shape = bench.sizes, bench.planner.shape
-    streams = ("tune", "calibrate", "test", "ghost", "drive")
+    paper = grid.paper_settings(sizes.ghost, few=sizes.every > 1)
     document = {
         "teacher": name,
         "weights": bench.weights,
         "steps": len(bench.planner.sampler),
         "horizon": shape[0],
         "width": shape[-1],
-        "calls": {stream: getattr(sizes, stream) for stream in streams},
+        "calls": {k: getattr(sizes, k) for k in ("tune", "calibrate", "test", "ghost", "drive")},
         "seed": grid.SEED,
-        "tolerances": list(grid.TOLERANCES),
-        "risks": list(grid.RISKS),
+        "tolerances": grid.TOLERANCES,
+        "risks": grid.RISKS,
+        "risk_tolerances": sorted({own["tolerance"] for own in paper if own["risk"] != grid.RISK}),
         "confidence": grid.CONFIDENCE,
+        "published": {k: v for k, v in paper[0].items() if k not in ("tolerance", "risk", "units")},
         "command": command,
         "versions": library_versions(),
         "quick": sizes != grid.FULL,
