@@ -117,7 +117,7 @@ def false_alarms(deployment: Deployment, options: Options) -> list[Row]:
     found["drift warnings"] = warning_delays(pool, pool, 0, fewer, default_rng([options.seed, 2]))
     rows = []
     for name, alarms in found.items():
-        bound = level + (1.0 - options.confidence if "anew" in name else 0.0)
+        bound = level + 1.0 - options.confidence if "anew" in name else level
         row = {
             "streams": name,
             "count": len(alarms),
