@@ -19,9 +19,9 @@ from muninn.errors import InputError
 from muninn_bench.measure.statistics import Estimate
 from muninn_bench.report.study_page import table_of
 from muninn_bench.report.table import Table
-from muninn_bench.studies.ablation import choices, findings, tables, write
+from muninn_bench.studies.ablation import choices, findings, study, tables
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw, save_cell
-from muninn_bench.studies.ablation.write import all_tables, write_results
+from muninn_bench.studies.ablation.study import all_tables, write_results
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_results_are_complete_and_parse_back(folder: Path, tmp_path: Path) -> No
                     assert float(parsed[f"{name} low"]) <= float(parsed[f"{name} high"])
     readme = (tmp_path / "README.md").read_text()
     assert "nan" not in readme.lower().replace("nano", "") and "Seed: 3" in readme
-    template = (Path(write.__file__).parent / "page.md").read_text()
+    template = (Path(study.__file__).parent / "page.md").read_text()
     for line in template.splitlines():
         assert not line.startswith("## ") or f"\n{line}\n" in readme
     for table in all_tables(Raw(folder)):

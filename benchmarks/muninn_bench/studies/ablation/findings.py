@@ -14,13 +14,8 @@ import numpy.typing as npt
 from muninn.model.schedule import FloatArray
 from muninn_bench.measure.statistics import mean, proportion, spearman
 from muninn_bench.report.table import Row
-from muninn_bench.studies.ablation.choices import (
-    FIGURES,
-    call_bound,
-    certified,
-    figures,
-    title_of,
-)
+from muninn_bench.studies.ablation import choices
+from muninn_bench.studies.ablation.choices import certified, figures, title_of
 from muninn_bench.studies.ablation.raw import Cell, Raw
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE, UNITS
 
@@ -45,7 +40,11 @@ def frontier(raw: Raw) -> Iterator[Row]:
 
 def quarter(raw: Raw) -> Iterator[Row | str]:
     """The closest member of each method within a quarter of full compute's time."""
-    names = [name for name in FIGURES if name not in ("evaluations / T", "reuse", "p95 deviation")]
+    names = [
+        name
+        for name in choices.FIGURES
+        if name not in ("evaluations / T", "reuse", "p95 deviation")
+    ]
     late = []
     for method in sorted(raw.methods, key=lambda method: method != "full"):
         least = 1.0 if method == "full" else 4.0
@@ -212,7 +211,7 @@ def reliabilities(raw: Raw) -> list[Reliability]:
         cells = {units: raw.paper(tolerance, RISK, units) for units in UNITS}
         found += [Reliability(u, tolerance, own.estimate, own) for u, own in cells.items() if own]
         choice = certified(raw, f"adaptive-{tolerance:g}", tolerance, RISK)
-        bound = call_bound(choice.calibrate, RISK) if choice.calibrate else None
+        bound = choices.call_bound(choice.calibrate, RISK) if choice.calibrate else None
         if choice.test is not None and bound is not None:
             found.append(Reliability("", tolerance, bound(choice.test.estimate), choice.test))
     return found

@@ -12,27 +12,22 @@ from muninn_bench.report import style
 from muninn_bench.report.study_page import picture
 from muninn_bench.report.style import INK
 from muninn_bench.studies.ablation import findings, tables
-from muninn_bench.studies.ablation.choices import BASELINES, CERTIFIED, FIGURES, TITLES, title_of
+from muninn_bench.studies.ablation.choices import (
+    BASELINES,
+    BLUE,
+    CERTIFIED,
+    CYCLE,
+    FIGURES,
+    METHODS,
+    ORANGE,
+    PINK,
+    YELLOW,
+    title_of,
+)
 from muninn_bench.studies.ablation.findings import Reliability
 from muninn_bench.studies.ablation.raw import TEST, Cell, Raw
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE, UNITS
 
-# Okabe and Ito's palette and darker relatives; markers tell the lines apart without colour.
-CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-BLUE, ORANGE, GREEN, PINK, YELLOW, SKY = CYCLE
-STYLES = {
-    "static": (BLUE, "o"),
-    "adaptive": (SKY, "D"),
-    "frontier": (INK, "P"),
-    "fewsteps": (YELLOW, "v"),
-    "dpmsolver": (GREEN, "^"),
-    "unipc": ("#0B5D45", "<"),
-    "taylor": (PINK, "s"),
-    "fixedskip": ("#999999", "x"),
-    "probethresh": ("#8C6D1F", "+"),
-    "teacache": ("#B8A000", "1"),
-    "probegate": ("#332288", "*"),
-}
 PAPER = {
     "algorithm": (ORANGE, "h", "-"),
     "appendix": ("#F0A070", "d", "--"),
@@ -49,7 +44,7 @@ Points = list[tuple[float, float]]
 
 def _line(axis: Any, kind: str, points: Points, label: str) -> None:
     if points:
-        (colour, marker), own = STYLES[kind], kind in CERTIFIED
+        (_, colour, marker), own = METHODS[kind], kind in CERTIFIED
         look = {"linewidth": 2.0 if own else 1.1, "zorder": 3 if own else 2, "markersize": 5}
         axis.plot(*np.transpose(points), color=colour, marker=marker, label=label, **look)
 
@@ -71,7 +66,7 @@ def _programs(axis: Any, raw: Raw, up: str) -> None:
     for kind in (*BASELINES, "probegate", *reversed(CERTIFIED)):
         for method in raw.methods:
             if method.partition("-")[0] == kind:
-                _line(axis, kind, _points(raw, raw.family(method), up), TITLES[kind])
+                _line(axis, kind, _points(raw, raw.family(method), up), METHODS[kind][0])
     # The last is the smallest: all three are seen where they do the same.
     for units, size in zip(UNITS, (120, 70, 30), strict=True):
         cells = [raw.paper(tolerance, RISK, units) for tolerance in raw.tolerances]
@@ -107,7 +102,7 @@ def promise(raw: Raw, axis: Any, _: None) -> None:
 def risk(raw: Raw, axis: Any, _: None) -> None:
     """Realised violations against the risk asked for."""
     looks = [*(look[:2] for look in PAPER.values()), (YELLOW, "h"), (PINK, "X")]
-    looks += [STYLES[kind] for kind in ("probethresh", "fixedskip", *CERTIFIED)]
+    looks += [METHODS[kind][1:] for kind in ("probethresh", "fixedskip", *CERTIFIED)]
     programs = tables.risk_programs(raw, TOLERANCE).items()
     for place, ((name, choose), (colour, marker)) in enumerate(zip(programs, looks, strict=False)):
         cells = [choose(value).test for value in raw.risks]
@@ -167,7 +162,8 @@ def time(raw: Raw, axis: Any, name: str) -> None:
     """Time of a batch-1 call against what it gives."""
     _programs(axis, raw, name)
     for point in _points(raw, [raw.full], name):
-        axis.scatter(*point, color=INK, marker="*", s=120, zorder=5, label=TITLES["full"])
+        label, colour, marker = METHODS["full"]
+        axis.scatter(*point, color=colour, marker=marker, s=120, zorder=5, label=label)
     axis.set(xscale="log", xlabel="median time of a call, ms", ylabel="share of test calls")
     axis.set_title(OUTCOMES[name], fontsize=10)
     style.plain_ticks(axis.xaxis)

@@ -36,7 +36,7 @@ from muninn_bench.measure.alternatives import Alternative, AlternativeSearch
 from muninn_bench.measure.baselines import fixed_skip
 from muninn_bench.studies.ablation import settings as grid
 from muninn_bench.studies.ablation.raw import ghost_path
-from muninn_bench.studies.ablation.workbench import GHOST, TUNE, Member, Workbench, called
+from muninn_bench.studies.ablation.workbench import GHOST, TUNE, Member, Workbench
 
 SHARE = 0.6 * grid.RISK
 """Of tuning calls that may exceed the tolerance: somewhat below the risk to be certified."""
@@ -92,13 +92,13 @@ class Programs:
         ]
         members = []
         for forecast in forecasts[:: self._bench.sizes.every]:
-            own = {name: getattr(forecast, name) for name in ("quantity", "order", "look_back")}
             look_back = "lookback" if forecast.look_back else "plain"
             name = f"variant-{forecast.quantity}-{forecast.order}-{look_back}"
             kept = self._kept("variants.json", name, partial(tune, forecast))
             for order, chosen in enumerate(kept):
                 program = Program(forecast, Static(tuple(chosen)))
-                settings = {**own, "evaluations": len(chosen), "plan": program.plan.to_json()}
+                plan = {"evaluations": len(chosen), "plan": program.plan.to_json()}
+                settings = {**vars(forecast), **plan}
                 members.append(self._member(name, order, settings, program))
         return members
 
@@ -175,7 +175,7 @@ class Programs:
         if isinstance(program, Program) and self._bench.device.type == "cuda":
             # Rows at different steps together.
             runtime = RoundRuntime(self._planner, program, strict=True)
-        return Member(method, order, settings, called(runtime))
+        return Member(method, order, settings, runtime)
 
     # -- with a probe ------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Programs:
                 longest_age=asked["longest_age"],
             )
             settings = {**asked, "void": envelope.void}
-            members.append(Member("paper", order, settings, called(program)))
+            members.append(Member("paper", order, settings, program))
         return members
 
     def thresholds(self) -> list[Member]:
@@ -239,7 +239,7 @@ class Programs:
         self, method: str, values: FloatArray, make: Callable[[float], Any], **more: object
     ) -> list[Member]:
         members = [
-            Member(method, order, {"threshold": value, **more}, called(make(value)))
+            Member(method, order, {"threshold": value, **more}, make(value))
             for order, value in enumerate(map(float, values))
         ]
         return members[:: self._bench.sizes.every]

@@ -1,11 +1,13 @@
-"""Run the study of one teacher: everything that is measured, in an order that can be resumed."""
+"""The study of one teacher: everything is measured, resuming where it stopped, and written."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,10 +16,13 @@ from muninn.errors import CalibrationError, InputError
 from muninn.progress import bars
 from muninn_bench.measure.protocol import plain
 from muninn_bench.networks.teacher import Teacher
+from muninn_bench.report.study_page import table_of, write_page
+from muninn_bench.report.table import Table
+from muninn_bench.studies.ablation import findings, plots, tables
 from muninn_bench.studies.ablation import settings as grid
-from muninn_bench.studies.ablation.choices import certified_place, deviations
+from muninn_bench.studies.ablation.choices import NOT_MEASURED, certified_place, deviations
 from muninn_bench.studies.ablation.programs import Programs
-from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, Raw, settings_text
 from muninn_bench.studies.ablation.workbench import Member, Workbench, time_members, time_parts
 
 
@@ -133,3 +138,67 @@ def _describe(bench: Workbench, name: str, command: str) -> None:
                 f"{bench.folder} was measured with other {what}; measure into an empty folder"
             )
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+# -- the page ------------------------------------------------------------------------------
+
+
+def all_tables(raw: Raw) -> list[Table]:
+    """Every table of the study; ``page.md`` says where it stands and how to read it."""
+    return [
+        *(table_of(make, raw) for make in (*tables.TABLES, *findings.TABLES)),
+        *(
+            table_of(tables.ii_risk, raw, value, name=f"ii_risk_{value:g}")
+            for value in raw.info["risk_tolerances"]
+        ),
+    ]
+
+
+def write_results(folder: Path, out: Path) -> list[str]:
+    """Write tables, plots and ``README.md`` of a raw folder into ``out``.
+
+    Missing measurements leave rows or columns empty; nothing is measured here.
+
+    Returns:
+        Names of the files written.
+
+    Raises:
+        InputError: the folder holds no cells.
+    """
+    raw = Raw(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("families.json", "alternatives.json"):
+        if (folder / name).is_file():
+            shutil.copy(folder / name, out / name)
+    pictures = {draw.__name__: partial(draw, raw) for draw in plots.PICTURES}
+    template = Path(__file__).with_name("page.md")
+    return write_page(out, template, _words(raw), all_tables(raw), pictures)
+
+
+def _words(raw: Raw) -> dict[str, Any]:
+    """What the page names in braces: what was measured, on what, with which command."""
+
+    def listed(values: Any) -> str:
+        return ", ".join(f"{value:g}" if isinstance(value, float) else value for value in values)
+
+    counts = sorted({(cell.stream, len(cell.deviation)) for cell in raw.cells})
+    timed = "{hardware}, {threads} threads, {rounds} interleaved rounds of batch-1 calls"
+    quick = " This is a quick run: small samples, not for quoting."
+    return {
+        **raw.info,
+        "calls": settings_text(raw.info["calls"]),
+        "counts": listed(f"{stream} {count}" for stream, count in counts),
+        "cells": len(raw.cells),
+        "devices": listed(sorted({cell.device for cell in raw.cells})),
+        "tolerances": listed(raw.tolerances),
+        "risks": listed(raw.risks),
+        "timed": timed.format(**raw.timing) if raw.timing else NOT_MEASURED,
+        "hardware": raw.timing.get("hardware"),
+        "versions": settings_text(raw.info["versions"]),
+        "quick": quick if raw.info["quick"] else "",
+        "risk": grid.RISK,
+        "kept": 1.0 - grid.RISK,
+        "tolerance": grid.TOLERANCE,
+        "doubt": 1.0 - raw.confidence,
+        "usual": f"the paper's method has {settings_text(raw.published)}",
+    }

@@ -18,17 +18,7 @@ from muninn_bench.measure import statistics
 from muninn_bench.measure.statistics import excess_p_value, mean, proportion, spearman
 from muninn_bench.report.table import Row
 from muninn_bench.studies.ablation import choices
-from muninn_bench.studies.ablation.choices import (
-    BASELINES,
-    CERTIFIED,
-    FIGURES,
-    NOT_MEASURED,
-    TITLES,
-    Choice,
-    certified,
-    figures,
-    title_of,
-)
+from muninn_bench.studies.ablation.choices import CERTIFIED, Choice, certified, figures, title_of
 from muninn_bench.studies.ablation.raw import CALIBRATE, Cell, Raw
 from muninn_bench.studies.ablation.settings import LONGEST_AGE, RISK, TOLERANCE, UNITS
 
@@ -41,7 +31,7 @@ def promise(raw: Raw) -> Iterator[Row | str]:
     names = ("evaluations", "reuse", "median ms", "speed-up", "violations")
     for tolerance in raw.tolerances:
         needed: dict[str, tuple[float, float]] = {}
-        for method in (*(f"{kind}-{tolerance:g}" for kind in CERTIFIED), *BASELINES):
+        for method in (*(f"{kind}-{tolerance:g}" for kind in CERTIFIED), *choices.BASELINES):
             if not (family := raw.family(method, CALIBRATE)):
                 continue
             choice = certified(raw, method, tolerance, RISK)
@@ -49,12 +39,8 @@ def promise(raw: Raw) -> Iterator[Row | str]:
                 # A baseline is measured at a few numbers of evaluations only; what lies between
                 # the last one accepted and the first one rejected is counted in its favour.
                 spent = float(choice.test.evaluations.mean())
-                rejected = family[choice.place + 1 :][:1]
-                least = [
-                    own.settings["evaluations"] + 1.0
-                    for own in rejected
-                    if "evaluations" in own.settings
-                ]
+                rejected = [cell.settings for cell in family[choice.place + 1 :][:1]]
+                least = [own.get("evaluations", np.inf) + 1.0 for own in rejected]
                 needed[method] = min([spent, *least]), spent
             yield {
                 "tolerance": tolerance,
@@ -71,18 +57,19 @@ def half_notes(tolerance: float, needed: dict[str, tuple[float, float]]) -> Iter
     Of each method, what it might need at least and what it was seen to need; baselines are judged
     by the former.
     """
-    fewest = min((needed[method][0] for method in BASELINES if method in needed), default=None)
-    if fewest is None:
+    baselines = {name: needed[name] for name in choices.BASELINES if name in needed}
+    if not baselines:
         yield f"Tolerance {tolerance:g}: no baseline was measured."
         return
+    fewest = min(least for least, _ in baselines.values())
     best = ", ".join(
-        f"{TITLES[method]}: between {fewest:.3g} and {needed[method][1]:.3g}"
-        for method in BASELINES
-        if method in needed and needed[method][0] == fewest
+        f"{choices.TITLES[method]}: between {fewest:.3g} and {spent:.3g}"
+        for method, (least, spent) in baselines.items()
+        if least == fewest
     )
     for kind, name in CERTIFIED.items():
-        if f"{kind}-{tolerance:g}" in needed:
-            own = needed[f"{kind}-{tolerance:g}"][1]
+        _, own = needed.get(f"{kind}-{tolerance:g}", (None, None))
+        if own is not None:
             yield (
                 f"Tolerance {tolerance:g}: {name} needs {own:.3g} evaluations, the best "
                 f"baseline with the same promise at least {fewest / own:.2f} times as many "
@@ -127,7 +114,7 @@ def holm(raw: Raw) -> Iterator[Row | str]:
 
 def i_tolerance(raw: Raw) -> Iterator[Row]:
     """One row per tolerance and program."""
-    names = [name for name in FIGURES if name != "p95 deviation"]
+    names = [name for name in choices.FIGURES if name != "p95 deviation"]
     for tolerance in raw.tolerances:
         programs = risk_programs(raw, tolerance)
         for name in (*CERTIFIED.values(), *(f"paper, {units}" for units in UNITS)):
@@ -141,7 +128,7 @@ def risk_programs(raw: Raw, tolerance: float) -> dict[str, Callable[[float], Cho
 
     def paper(units: str, age: int | None, risk: float) -> Choice:
         cell = raw.paper(tolerance, risk, units, longest_age=age)
-        return Choice(0, None, cell, "" if cell else NOT_MEASURED)
+        return Choice(0, None, cell, "" if cell else choices.NOT_MEASURED)
 
     programs: dict[str, Callable[[float], Choice]]
     programs = {f"paper, {own}": partial(paper, own, None) for own in UNITS}
@@ -196,7 +183,7 @@ def calibration_error(gaps: Sequence[float]) -> tuple[float, float]:
 def _swept(raw: Raw, cell: Cell, **own: Any) -> Row:
     """A cell of a sweep: what it was asked for, what the sweep says of it, and its figures."""
     asked = {name: cell.settings[name] for name in ("tolerance", "risk", "units")}
-    names = [name for name in FIGURES if name not in ("median ms", "p95 deviation")]
+    names = [name for name in choices.FIGURES if name not in ("median ms", "p95 deviation")]
     return {**asked, **own, **figures(raw, cell, cell.settings["tolerance"], names)}
 
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,8 @@ from muninn.model.denoiser import fingerprint
 from muninn.paper.score import SCORES
 from muninn.paper.split import DEPTHS, Split, split_of
 from muninn.progress import Task
-from muninn_bench.measure.protocol import Run, batches
+from muninn.record import Record
+from muninn_bench.measure.protocol import batches
 from muninn_bench.measure.turns import take_turns, time_call
 from muninn_bench.networks.on_gpu import use_matrix_products
 from muninn_bench.networks.teacher import Teacher
@@ -37,16 +37,11 @@ REPEATS, WARM_UP = 40, 5
 _STREAMS = {TUNE: 1, CALIBRATE: 2, TEST: 3, GHOST: 4}
 
 
-def called(call: Callable[..., Any]) -> Run:
-    """A runtime, called with its noise by name, as the study runs it."""
-    return lambda context, noise: call(context, noise=noise)
-
-
 @dataclass(frozen=True)
 class Member(Named):
-    """A program of the study, without the calls it is measured on."""
+    """A program of the study, without the calls it is measured on; takes its noise by name."""
 
-    run: Run
+    run: Callable[..., tuple[torch.Tensor, Record]]
 
 
 class Workbench:
@@ -94,7 +89,7 @@ class Workbench:
             return cell
         paired, parts = self.calls(stream), []
         for calls in batches(paired, count):
-            trajectory, record = member.run(paired.contexts(calls), paired.noise(calls))
+            trajectory, record = member.run(paired.contexts(calls), noise=paired.noise(calls))
             deviation = measure(rms_step, paired.full(calls), trajectory)
             world = self.teacher.unnormalise(trajectory)
             near = clearance(world[..., :2]).float().cpu().numpy()
@@ -150,11 +145,13 @@ def time_members(workbench: Workbench, members: Sequence[Member]) -> None:
         return
     picked = [[turn % paired.count] for turn in range(rounds)]
     calls = [(paired.contexts(call), paired.noise(call)) for call in picked]
+
+    def timed(member: Member, turn: int) -> None:
+        context, noise = calls[max(turn, 0)]
+        member.run(context, noise=noise)
+
     turns = take_turns(
-        [
-            lambda turn, run=member.run: run(*calls[max(turn, 0)])  # type: ignore[misc]
-            for member in members
-        ],
+        [partial(timed, member) for member in members],
         warm_up=1,
         timed=rounds,
         device=workbench.device,
