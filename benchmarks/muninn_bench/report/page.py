@@ -7,15 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import safetensors
+import numpy as np
 import safetensors.numpy
+import torch
 
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn_bench.registry import find_task
-from muninn_bench.report import figures
+from muninn_bench.report.style import COLOURS, INK, TITLES, subplots, svg
 from muninn_bench.report.tables import cells, headings, title
 from muninn_bench.task import Drawable
+
+Arrays = dict[str, Any]
 
 
 def write_report(run: Path) -> Path:
@@ -32,7 +35,7 @@ def write_report(run: Path) -> Path:
     return write_whole(run / "report.html", render(result, arrays))
 
 
-def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
+def render(result: dict[str, Any], arrays: Arrays) -> str:
     """The page as HTML text, pictures inside."""
     kept, sure = result["violation_p_value"] >= 0.01, result["confidence"]
     words = "The promise was kept." if kept else "The promise was NOT kept: please report this."
@@ -43,10 +46,10 @@ def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
         "verdict": f'<p class="verdict{"" if kept else " bad"}"><b>{words}</b>',
         "table": _table(result),
         "plans": _plans(result, arrays),
-        "evaluated": figures.evaluated_steps(arrays),
-        "histogram": figures.deviation_histogram(arrays, result["tolerance"]),
-        "reliability": figures.bound_reliability(arrays, result["risk"]),
-        "times": figures.latency(arrays),
+        "evaluated": evaluated_steps(arrays),
+        "histogram": deviation_histogram(arrays, result["tolerance"]),
+        "reliability": bound_reliability(arrays, result["risk"]),
+        "times": latency(arrays),
         "kept": 1 - result["risk"],
         "units": "calls" if result["unit"] == "call" else "episodes",
         "certainty": "on average over calibrations"
@@ -62,7 +65,7 @@ def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
     return Path(__file__).with_name("page.html").read_text().format(**places)
 
 
-def _plans(result: dict[str, Any], arrays: dict[str, Any]) -> str:
+def _plans(result: dict[str, Any], arrays: Arrays) -> str:
     """Plans on the map, where the task can draw one."""
     task = find_task(result["task"])
     if not isinstance(task, Drawable):
@@ -70,7 +73,7 @@ def _plans(result: dict[str, Any], arrays: dict[str, Any]) -> str:
     tuned = [method for method in result["methods"] if method["tuned"] is not None]
     best = min(tuned, key=lambda method: method["deviation_p95"], default=None)
     rival = None if best is None else best["name"]
-    drawn = figures.overlays(arrays, task, result["variant"], rival)
+    drawn = overlays(arrays, task, result["variant"], rival)
     other = "" if best is None else f" and the closest alternative, {title(best)}"
     return (
         f"<h2>Plans</h2><figure>{drawn}<figcaption>Full compute (grey) against Muninn (blue){other}"
@@ -98,3 +101,91 @@ _BOUND = (
     "<p><b>Per-call bound.</b> Dhat covered {bound_coverage:.1%} of the calls; {kept:.0%} was "
     "intended, on average over calls and calibrations.</p>"
 )
+
+
+# -- pictures, each from the raw arrays as inline SVG -----------------------------------------
+
+
+def overlays(arrays: Arrays, task: Drawable, variant: str, rival: str | None) -> str:
+    """Full, cached and a rival's plans on the map: typical calls first, the worst ones last."""
+    deviation = arrays["muninn.deviation"]
+    order = np.argsort(deviation)
+    places = [*np.linspace(0.1, 0.9, 3) * (len(order) - 1), *range(len(order) - 3, len(order))]
+    figure, axes = subplots(2, 3, 9.6, 5.2)
+    drawn = [("full", 3.4), *([(rival, 2.0)] if rival else []), ("muninn", 1.2)]
+    for axis, place in zip(axes.flat, places, strict=True):
+        call = int(order[max(0, int(place))])
+        task.draw(axis, variant, torch.from_numpy(arrays["contexts"][call : call + 1]))
+        for name, width in drawn:
+            x, y = arrays[f"{name}.positions"][call].T
+            axis.plot(x, y, color=COLOURS[name], linewidth=width, label=TITLES[name])
+        axis.set_title(f"call {call}: deviation {deviation[call]:.4f}", fontsize=9)
+        axis.set(xticks=[], yticks=[])
+    axes.flat[0].legend(loc="lower left", fontsize=8, framealpha=0.9)
+    return svg(figure)
+
+
+def evaluated_steps(arrays: Arrays) -> str:
+    """Share of calls that evaluated the network at each sampler step."""
+    share = arrays["muninn.evaluated"].mean(axis=0)
+    figure, axis = subplots(1, 1, 9.6, 1.9)
+    axis.bar(np.arange(len(share)), share, width=0.8, color=COLOURS["muninn"])
+    axis.set(xlabel="sampler step", ylabel="share of calls", ylim=(0, 1.05), xlim=(-1, len(share)))
+    return svg(figure)
+
+
+def deviation_histogram(arrays: Arrays, tolerance: float) -> str:
+    """Deviations of the approximations on a log axis, with the tolerance."""
+    names = [name for name in COLOURS if name != "full" and f"{name}.deviation" in arrays]
+    values = {name: np.maximum(arrays[f"{name}.deviation"], 1e-6) for name in names}
+    low = min(value.min() for value in values.values())
+    high = max(value.max() for value in values.values())
+    bins = np.geomspace(0.9 * low, max(1.1 * high, 10.0 * low), 45)
+    figure, axis = subplots(1, 1, 9.6, 3.0)
+    for name in names:
+        axis.hist(values[name], bins, histtype="stepfilled", alpha=0.25, color=COLOURS[name])
+        axis.hist(values[name], bins, histtype="step", color=COLOURS[name], label=TITLES[name])
+    axis.axvline(tolerance, color=INK, linestyle="--", label=f"tolerance {tolerance:g}")
+    axis.set(xscale="log", xlabel="deviation from full compute", ylabel="calls")
+    axis.legend(frameon=False)
+    return svg(figure)
+
+
+def bound_reliability(arrays: Arrays, risk: float) -> str:
+    """The per-call bound against the truth, and its coverage by size of the error estimate."""
+    deviation, bound = arrays["muninn.deviation"], arrays["muninn.bound"]
+    estimate = arrays["muninn.estimate"]
+    figure, (left, right) = subplots(1, 2, 9.6, 3.4)
+    left.scatter(bound, deviation, s=10, color=COLOURS["muninn"], alpha=0.6, linewidths=0)
+    ends = [0.5 * min(deviation.min(), bound.min()) + 1e-6, 1.5 * max(deviation.max(), bound.max())]
+    left.plot(ends, ends, color=INK, linewidth=1)
+    left.set(xscale="log", yscale="log", xlabel="bound Dhat", ylabel="true deviation")
+    left.xaxis.set_minor_formatter("")
+    left.yaxis.set_minor_formatter("")
+    groups = np.array_split(np.argsort(estimate), min(5, len(estimate)))
+    covered = [(deviation[group] <= bound[group]).mean() for group in groups]
+    right.bar(range(1, len(groups) + 1), covered, color=COLOURS["muninn"], width=0.65)
+    right.axhline(1 - risk, color=INK, linestyle="--", linewidth=1)
+    overall = (deviation <= bound).mean()
+    right.set(
+        xlabel="fifth of calls by error estimate (5 = largest)",
+        ylabel="share covered",
+        ylim=(min(0.6, *covered) - 0.1, 1.01),
+        title=f"{overall:.1%} covered in all, {1 - risk:.0%} intended",
+    )
+    right.title.set_fontsize(9)
+    return svg(figure)
+
+
+def latency(arrays: Arrays) -> str:
+    """Cumulative distribution of single-call times."""
+    figure, axis = subplots(1, 1, 9.6, 2.8)
+    for name, colour in COLOURS.items():
+        if f"{name}.seconds" not in arrays:
+            continue
+        times = np.sort(1e3 * arrays[f"{name}.seconds"])
+        share = np.arange(1, len(times) + 1) / len(times)
+        axis.step(times, share, where="post", color=colour, label=TITLES[name], linewidth=1.8)
+    axis.set(xscale="log", xlabel="time of one call, ms", ylabel="share of calls", ylim=(0, 1.02))
+    axis.legend(frameon=False, loc="center")
+    return svg(figure)

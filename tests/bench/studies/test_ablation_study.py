@@ -61,7 +61,7 @@ def test_committed_families_are_used_as_they_are(name: str, tmp_path: Path) -> N
         bench = Workbench(_teacher(100), TINY, torch.device("cpu"), tmp_path, task)
     for key, family in json.loads(stored.read_text()).items():
         kind, _, tolerance = key.partition("-")
-        members = Programs(bench).certified(kind, float(tolerance))
+        members = list(Programs(bench).certified(kind, float(tolerance)))
         plans = family["plans"][1:]
         assert [member.settings["plan"] for member in members] == plans
         assert all(member.settings["forecast"] == family["forecast"] for member in members)

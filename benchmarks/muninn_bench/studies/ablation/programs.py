@@ -8,7 +8,7 @@ compared with in ``alternatives.json``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -56,10 +56,10 @@ class Programs:
 
     # -- without a probe ---------------------------------------------------------------------
 
-    def certified(self, kind: str, tolerance: float) -> list[Member]:
+    def certified(self, kind: str, tolerance: float) -> Iterator[Member]:
         """The members of a certified family but full compute."""
-        members = []
-        for order, program in enumerate(self._family(kind, tolerance).programs[1:]):
+        members = enumerate(self._family(kind, tolerance).programs[1:])
+        for order, program in list(members)[:: self._bench.sizes.every]:
             settings: dict[str, Any] = {"tolerance": tolerance}
             if isinstance(program, Table):
                 settings["timesteps"] = [state.timestep for state in program.states]
@@ -71,10 +71,9 @@ class Programs:
                     settings["evaluations"] = len(described["anchors"])
                 else:
                     settings["threshold"] = described["threshold"]
-            members.append(self._member(f"{kind}-{tolerance:g}", order, settings, program))
-        return members[:: self._bench.sizes.every]
+            yield self._member(f"{kind}-{tolerance:g}", order, settings, program)
 
-    def variants(self) -> list[Member]:
+    def variants(self) -> Iterator[Member]:
         """Every forecast of table (vii), each as static plans at many numbers of evaluations."""
 
         def tune(forecast: Forecast) -> list[list[int]]:
@@ -90,7 +89,6 @@ class Programs:
             for order in ORDERS
             for look_back in (False, True)
         ]
-        members = []
         for forecast in forecasts[:: self._bench.sizes.every]:
             look_back = "lookback" if forecast.look_back else "plain"
             name = f"variant-{forecast.quantity}-{forecast.order}-{look_back}"
@@ -98,26 +96,22 @@ class Programs:
             for order, chosen in enumerate(kept):
                 program = Program(forecast, Static(tuple(chosen)))
                 plan = {"evaluations": len(chosen), "plan": program.plan.to_json()}
-                settings = {**vars(forecast), **plan}
-                members.append(self._member(name, order, settings, program))
-        return members
+                yield self._member(name, order, {**vars(forecast), **plan}, program)
 
-    def baselines(self) -> list[Member]:
+    def baselines(self) -> Iterator[Member]:
         """FixedSkip as the paper has it, and the tuned alternatives, each at many evaluations."""
 
         def tune(count: int) -> list[dict[str, Any]]:
             return [found.to_json() for found in self._rivals.best(count).values()]
 
-        planner, members = self._planner, []
-        counts = [count for count in self._bench.sizes.counts if count < len(planner.sampler)]
-        for order, count in enumerate(counts):
-            skip, settings = fixed_skip(planner, count), {"evaluations": count}
-            members.append(self._member("fixedskip", order, settings, skip))
+        planner, steps = self._planner, len(self._planner.sampler)
+        for order, count in enumerate(one for one in self._bench.sizes.counts if one < steps):
+            settings = {"evaluations": count}
+            yield self._member("fixedskip", order, settings, fixed_skip(planner, count))
             kept = self._kept("alternatives.json", str(count), partial(tune, count))
             for found in map(Alternative.from_json, kept):
                 more = {**settings, "table": found.table.method, "timesteps": found.timesteps}
-                members.append(Member(found.name, order, more, found.run(planner)))
-        return members
+                yield Member(found.name, order, more, found.run(planner))
 
     def _family(self, kind: str, tolerance: float) -> Family:
         """The ``frontier``, ``static`` or ``adaptive`` family for a tolerance."""
@@ -179,7 +173,7 @@ class Programs:
 
     # -- with a probe ------------------------------------------------------------------------
 
-    def paper(self) -> list[Member]:
+    def paper(self) -> Iterator[Member]:
         """The published method in every setting of tables (i) to (vi).
 
         Where the envelope's quantile is void it goes on, as published.
@@ -189,7 +183,7 @@ class Programs:
         def fitted(calls: int, risk: float, *place: Any) -> Envelope:
             return fit_envelope(self._pairs(*place).take(calls), risk, strict=False)
 
-        members, sizes = [], self._bench.sizes
+        sizes = self._bench.sizes
         for order, asked in enumerate(grid.paper_settings(sizes.ghost, few=sizes.every > 1)):
             band, probe = (asked["prefix"], asked["suffix"]), (asked["depth"], asked["score"])
             envelope = fitted(asked["calls"], asked["risk"], band, probe)
@@ -201,11 +195,9 @@ class Programs:
                 eligible=envelope.eligible,
                 longest_age=asked["longest_age"],
             )
-            settings = {**asked, "void": envelope.void}
-            members.append(Member("paper", order, settings, program))
-        return members
+            yield Member("paper", order, {**asked, "void": envelope.void}, program)
 
-    def thresholds(self) -> list[Member]:
+    def thresholds(self) -> Iterator[Member]:
         """ProbeThresh and the TeaCache-style gate, from cautious to bold.
 
         Thresholds are quantiles of the probe's changes seen in calibration, and multiples of
@@ -217,12 +209,10 @@ class Programs:
         def gated(gate: Gate) -> ProbedPlanner:
             return ProbedPlanner(self._planner, self._probes[PROBE], gate, eligible=eligible)
 
-        return [
-            *self._gated("probethresh", alone, lambda value: gated(Threshold(value))),
-            *self._gated("teacache", self._multiples, lambda value: gated(Accumulated(value))),
-        ]
+        yield from self._gated("probethresh", alone, lambda value: gated(Threshold(value)))
+        yield from self._gated("teacache", self._multiples, lambda value: gated(Accumulated(value)))
 
-    def probe_gates(self, tolerance: float) -> list[Member]:
+    def probe_gates(self, tolerance: float) -> Iterator[Member]:
         """The probe as a gate over our gates' forecast, accumulated since the last evaluation."""
         programs = self._family("adaptive", tolerance).programs[1:]
         loops = [program.forecast for program in programs if isinstance(program, Program)]
@@ -237,12 +227,9 @@ class Programs:
 
     def _gated(
         self, method: str, values: FloatArray, make: Callable[[float], Any], **more: object
-    ) -> list[Member]:
-        members = [
-            Member(method, order, {"threshold": value, **more}, make(value))
-            for order, value in enumerate(map(float, values))
-        ]
-        return members[:: self._bench.sizes.every]
+    ) -> Iterator[Member]:
+        for order, value in list(enumerate(map(float, values)))[:: self._bench.sizes.every]:
+            yield Member(method, order, {"threshold": value, **more}, make(value))
 
     @cached_property
     def _changes(self) -> FloatArray:

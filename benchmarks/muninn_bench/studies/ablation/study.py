@@ -69,21 +69,18 @@ def _measure_all(bench: Workbench) -> list[Member]:
     full, programs, sizes = full_member(bench), Programs(bench), bench.sizes
     bench.measure(full, TEST)
     frontiers = grid.TOLERANCES if sizes.every == 1 else grid.TOLERANCES[-1:]
-    members = [
-        member
-        for kind, tolerances in (("static", grid.TOLERANCES), ("frontier", frontiers))
-        for tolerance in tolerances
-        for member in programs.certified(kind, tolerance)
-    ]
+    kinds = [("static", tolerance) for tolerance in grid.TOLERANCES]
+    kinds += [("frontier", tolerance) for tolerance in frontiers]
+    members = [member for kind in kinds for member in programs.certified(*kind)]
     members += [*programs.baselines(), *programs.thresholds()]
     _measure(bench, "families and baselines", members, (CALIBRATE, TEST))
-    paper = programs.paper()
+    paper = list(programs.paper())
     _measure(bench, "the published method", paper, (TEST,), sizes.paper)
     gates = []
     for tolerance in grid.ADAPTIVE_TOLERANCES:
-        gates += _measure_gates(bench, programs.certified("adaptive", tolerance), tolerance)
-        gates += _measure_gates(bench, programs.probe_gates(tolerance), tolerance)
-    _measure(bench, "forecasts (vii)", programs.variants(), (CALIBRATE, TEST), sizes.variants)
+        gates += _measure_gates(bench, [*programs.certified("adaptive", tolerance)], tolerance)
+        gates += _measure_gates(bench, [*programs.probe_gates(tolerance)], tolerance)
+    _measure(bench, "forecasts (vii)", [*programs.variants()], (CALIBRATE, TEST), sizes.variants)
     return [full, *members, *paper, *gates]
 
 

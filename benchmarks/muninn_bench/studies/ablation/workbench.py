@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,31 +91,26 @@ class Workbench:
         paired, parts = self.calls(stream), []
         for calls in batches(paired, count):
             trajectory, record = member.run(paired.contexts(calls), noise=paired.noise(calls))
-            deviation = measure(rms_step, paired.full(calls), trajectory)
             world = self.teacher.unnormalise(trajectory)
-            near = clearance(world[..., :2]).float().cpu().numpy()
-            plans = world[:, ::2, :STATE_CHANNELS].half().cpu().numpy()
-            charged = np.zeros((len(calls), 0)) if record.charged is None else record.charged
-            told = (record.evaluations, record.estimate, record.evaluated)
-            parts.append((deviation, *told, charged, near, plans))
-        joined = [np.concatenate(part) for part in zip(*parts, strict=True)]
+            part: dict[str, Any] = {
+                "deviation": measure(rms_step, paired.full(calls), trajectory).astype(np.float32),
+                "evaluations": record.evaluations.astype(np.int16),
+                "estimate": record.estimate.astype(np.float32),
+                "clearance": clearance(world[..., :2]).float().cpu().numpy(),
+                "plans": world[:, ::2, :STATE_CHANNELS].half().cpu().numpy(),
+                "evaluated": record.evaluated,
+                "charged": np.zeros((len(calls), 0)) if record.charged is None else record.charged,
+            }
+            parts.append(part)
+        joined: dict[str, Any] = {
+            name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+        }
+        joined |= {name: joined[name].mean(axis=0) for name in ("evaluated", "charged")}
         # Of table (vii)'s many variants none is followed in the environment.
         driven = self.sizes.drive * (stream == TEST and not member.method.startswith("variant-"))
-        cell = Cell(
-            member.method,
-            member.order,
-            member.settings,
-            stream,
-            self.device.type,
-            deviation=joined[0].astype(np.float32),
-            evaluations=joined[1].astype(np.int16),
-            estimate=joined[2].astype(np.float32),
-            evaluated=joined[3].mean(axis=0),
-            charged=joined[4].mean(axis=0),
-            clearance=joined[5],
-            plans=joined[6][:driven],
-            success=np.zeros(0, np.bool_),  # until the plans are driven
-        )
+        joined |= {"plans": joined["plans"][:driven], "success": np.zeros(0, np.bool_)}
+        about = {name: getattr(member, name) for name in ("method", "order", "settings")}
+        cell = Cell(**about, stream=stream, device=self.device.type, **joined)
         save_cell(path.parent, cell)
         return cell
 
