@@ -108,7 +108,7 @@ def write_folder(folder: Path) -> Path:
     for cell in cells:
         save_cell(folder / "cells", cell)
     documents: dict[str, Any] = {
-        "timing.json": {"hardware": "a test", "threads": 1, "rounds": 5, "network": "Net",
+        "timing.json": {"hardware": "a test", "rounds": 5, "network": "Net",
                         "full_ms": 1.0, "core_ms": {"stem-1": 0.9, "input": 1.0},
                         "stem_ms": {"stem-1": 0.1, "input": 0.02}, "bookkeeping_ms": 0.01,
                         "step_ms": 0.02},

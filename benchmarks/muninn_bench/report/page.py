@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def render(result: dict[str, Any], arrays: Arrays) -> str:
         "sampler": result["sampler"].upper(),
         "verdict": f'<p class="verdict{"" if kept else " bad"}"><b>{words}</b>',
         "table": _table(result),
-        "plans": _plans(result, arrays),
+        **_plans(result, arrays),
         "evaluated": evaluated_steps(arrays),
         "histogram": deviation_histogram(arrays, result["tolerance"]),
         "reliability": bound_reliability(arrays, result["risk"]),
@@ -55,31 +56,27 @@ def render(result: dict[str, Any], arrays: Arrays) -> str:
         "certainty": "on average over calibrations"
         if sure is None
         else f"with confidence {sure:.0%} over the calibration draw",
-        "task_words": "",
-        "bound_words": "",
     }
-    if result["success_p_value"] is not None:
-        places["task_words"] = _TASK.format(**places)
-    if result["bound_coverage"] is not None:
-        places["bound_words"] = _BOUND.format(**places)
-    return Path(__file__).with_name("page.html").read_text().format(**places)
+    template = Path(__file__).with_name("page.html").read_text()
+    known = re.sub(
+        r"<!-- if (\w+) -->(.*?)<!-- end -->\n",
+        lambda part: "" if places[part[1]] is None else part[2] + "\n",
+        template,
+        flags=re.DOTALL,
+    )
+    return known.format(**places)
 
 
-def _plans(result: dict[str, Any], arrays: Arrays) -> str:
-    """Plans on the map, where the task can draw one."""
+def _plans(result: dict[str, Any], arrays: Arrays) -> dict[str, str | None]:
+    """Plans on the map, where the task can draw one, and the closest alternative in words."""
     task = find_task(result["task"])
     if not isinstance(task, Drawable):
-        return ""
+        return {"plans": None}
     tuned = [method for method in result["methods"] if method["tuned"] is not None]
     best = min(tuned, key=lambda method: method["deviation_p95"], default=None)
-    rival = None if best is None else best["name"]
-    drawn = overlays(arrays, task, result["variant"], rival)
-    other = "" if best is None else f" and the closest alternative, {title(best)}"
-    return (
-        f"<h2>Plans</h2><figure>{drawn}<figcaption>Full compute (grey) against Muninn (blue){other}"
-        ". The first calls are typical; the last row shows the largest deviations of this run, "
-        "chosen because they are the worst.</figcaption></figure>"
-    )
+    drawn = overlays(arrays, task, result["variant"], None if best is None else best["name"])
+    words = "" if best is None else f" and the closest alternative, {title(best)}"
+    return {"plans": drawn, "rival": words}
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -90,17 +87,6 @@ def _table(result: dict[str, Any]) -> str:
         row = "".join(f"<td>{cell}</td>" for cell in cells(method, intervals=True))
         rows.append(f"<tr{own}>{row}</tr>")
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
-
-
-_TASK = (
-    "<p><b>Task.</b> Driving the plans in the environment succeeded in {full[task_success]:.1%} "
-    "(full compute) and {muninn[task_success]:.1%} (Muninn) of the calls; exact paired McNemar "
-    "test that Muninn is worse: p = {success_p_value:.2g}.</p>"
-)
-_BOUND = (
-    "<p><b>Per-call bound.</b> Dhat covered {bound_coverage:.1%} of the calls; {kept:.0%} was "
-    "intended, on average over calls and calibrations.</p>"
-)
 
 
 # -- pictures, each from the raw arrays as inline SVG -----------------------------------------

@@ -16,7 +16,7 @@ from muninn.certify.risk import choose_member, order_statistic
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
 from muninn_bench.measure.statistics import mean, proportion
-from muninn_bench.report.style import INK
+from muninn_bench.report.style import BLUE, GREEN, INK, PINK, SKY, YELLOW
 from muninn_bench.report.table import Row, Value
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, Raw
 
@@ -25,9 +25,6 @@ NOT_MEASURED = "not measured"
 HEURISTIC_CALLS = 100
 """Said in words above table (ii) as well."""
 
-# Okabe and Ito's palette and darker relatives; markers tell the lines apart without colour.
-CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-BLUE, ORANGE, GREEN, PINK, YELLOW, SKY = CYCLE
 METHODS = {
     "full": ("full compute", INK, "*"),
     "static": ("our cache, static plan", BLUE, "o"),
@@ -42,7 +39,7 @@ METHODS = {
     "teacache": ("TeaCache", "#B8A000", "1"),
     "probegate": ("probe gate, our forecast", "#332288", "*"),
 }
-"""Title, colour and marker."""
+"""Title, colour and marker, which tells lines apart without colour."""
 TITLES = {kind: title for kind, (title, *_) in METHODS.items()}
 CERTIFIED = {kind: TITLES[kind].replace("our", "certified") for kind in tuple(TITLES)[1:4]}
 BASELINES = tuple(TITLES)[4:-1]

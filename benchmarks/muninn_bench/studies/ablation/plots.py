@@ -10,20 +10,9 @@ import numpy as np
 from muninn_bench.measure.statistics import Estimate, mean, proportion
 from muninn_bench.report import style
 from muninn_bench.report.study_page import picture
-from muninn_bench.report.style import INK
+from muninn_bench.report.style import BLUE, CYCLE, INK, ORANGE, PINK, YELLOW
 from muninn_bench.studies.ablation import findings, tables
-from muninn_bench.studies.ablation.choices import (
-    BASELINES,
-    BLUE,
-    CERTIFIED,
-    CYCLE,
-    FIGURES,
-    METHODS,
-    ORANGE,
-    PINK,
-    YELLOW,
-    title_of,
-)
+from muninn_bench.studies.ablation.choices import BASELINES, CERTIFIED, FIGURES, METHODS, title_of
 from muninn_bench.studies.ablation.findings import Reliability
 from muninn_bench.studies.ablation.raw import TEST, Cell, Raw
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE, UNITS

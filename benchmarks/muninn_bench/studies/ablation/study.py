@@ -179,7 +179,7 @@ def _words(raw: Raw) -> dict[str, Any]:
         return ", ".join(f"{value:g}" if isinstance(value, float) else value for value in values)
 
     counts = sorted({(cell.stream, len(cell.deviation)) for cell in raw.cells})
-    timed = "{hardware}, {threads} threads, {rounds} interleaved rounds of batch-1 calls"
+    timed = "{hardware}, {rounds} interleaved rounds of batch-1 calls"
     quick = " This is a quick run: small samples, not for quoting."
     return {
         **raw.info,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from muninn.paper.score import SCORES
 from muninn.paper.split import DEPTHS, Split, split_of
 from muninn.progress import Task
 from muninn.record import Record
+from muninn_bench.measure.machine import hardware
 from muninn_bench.measure.protocol import batches
 from muninn_bench.measure.turns import take_turns, time_call
 from muninn_bench.networks.on_gpu import use_matrix_products
@@ -192,8 +191,7 @@ def time_parts(workbench: Workbench) -> None:
     prediction = planner.denoiser(x, told, context)
     splits = {depth: split_of(planner.denoiser, depth) for depth in DEPTHS}
     document = {
-        "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "threads": torch.get_num_threads(),
+        "hardware": hardware(device),
         "rounds": workbench.sizes.rounds,
         "network": type(workbench.teacher.network).__name__,
         "full_ms": timed(lambda: planner.denoiser(x, told, context)),
