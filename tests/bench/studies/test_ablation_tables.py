@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import shutil
 from itertools import pairwise
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from ablation_cases import CALLS, COUNTS, STEPS, difficulty, make_cell, name_of, write_folder
 from muninn.errors import InputError
@@ -20,7 +22,7 @@ from muninn_bench.measure.statistics import Estimate
 from muninn_bench.report.study_page import table_of
 from muninn_bench.report.table import Table
 from muninn_bench.studies.ablation import choices, findings, study, tables
-from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw, save_cell
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw, load_cell, save_cell
 from muninn_bench.studies.ablation.study import all_tables, write_results
 
 
@@ -243,3 +245,13 @@ def test_a_small_run_says_too_few_calls(folder: Path, tmp_path: Path) -> None:
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no measured cell"):
         write_results(tmp_path, tmp_path / "out")
+
+
+def test_a_file_that_is_no_cell_is_an_error(folder: Path, tmp_path: Path) -> None:
+    """Another safetensors file, and a cell whose arrays are those of another version."""
+    cell = Raw(folder).cells[0]
+    older = {"cell": json.dumps({"key": {"method": cell.method}, "device": "cpu"})}
+    for metadata in (None, older):
+        save_file({"deviation": cell.deviation}, tmp_path / "one.safetensors", metadata)
+        with pytest.raises(InputError, match="is not a cell of this study"):
+            load_cell(tmp_path / "one.safetensors")

@@ -86,13 +86,20 @@ def save_cell(folder: Path, cell: Cell) -> Path:
 
 
 def load_cell(path: Path) -> Cell:
-    """Read a cell."""
+    """Read a cell.
+
+    Raises:
+        InputError: it is another file, or was written by another version.
+    """
     with safe_open(path, framework="np") as stored:
-        metadata = stored.metadata() or {}
-        if "cell" not in metadata:
-            raise InputError(f"{path} is not a cell of a study; remove it or choose another folder")
+        described = json.loads((stored.metadata() or {}).get("cell", "{}"))
         arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    return Cell(**json.loads(metadata["cell"]), **arrays)
+    try:
+        return Cell(**described, **arrays)
+    except TypeError as error:
+        raise InputError(
+            f"{path} is not a cell of this study; remove it or choose another folder"
+        ) from error
 
 
 def settings_text(settings: dict[str, Any]) -> str:
