@@ -56,8 +56,7 @@ def ablate(
     Plan families in OUT/unet and OUT/transformer are used as they are; without them they are tuned.
     """
     from muninn_bench.studies.ablation.settings import FULL, SMOKE, TEACHERS
-    from muninn_bench.studies.ablation.study import run_study
-    from muninn_bench.studies.ablation.write import write_results
+    from muninn_bench.studies.ablation.study import run_study, write_results
     from muninn_bench.tasks.maze2d.planner import bundled_teacher
 
     if variant not in (*TEACHERS, None):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from muninn.paper.ghost import GhostPairs
-from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, Key, save_cell
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, save_cell
 
 STEPS = 40
 CALLS = {CALIBRATE: 400, TEST: 300}
@@ -27,6 +27,7 @@ BASE: dict[str, Any] = {
     "longest_age": None, "prefix": 4, "suffix": 4, "calls": 1000, "depth": "stem-1",
     "score": "relative_l1", "void": False,
 }  # fmt: skip
+PUBLISHED = {k: v for k, v in BASE.items() if k not in ("tolerance", "risk", "units", "void")}
 
 
 def difficulty(stream: str) -> np.ndarray:
@@ -34,30 +35,40 @@ def difficulty(stream: str) -> np.ndarray:
     return np.random.default_rng(len(stream)).lognormal(0.0, 0.5, CALLS[stream])
 
 
+Name = tuple[str, int, dict[str, Any], str]
+"""Method, order, settings and stream of a cell."""
+
+
+def name_of(cell: Cell) -> Name:
+    return cell.method, cell.order, cell.settings, cell.stream
+
+
 def make_cell(
-    key: Key, deviation: np.ndarray, evaluations: np.ndarray | float, **more: Any
+    name: Name, deviation: np.ndarray, evaluations: np.ndarray | float, **more: Any
 ) -> Cell:
     calls = len(deviation)
     spent = np.broadcast_to(np.asarray(evaluations, dtype=np.int16), calls)
-    driven = min(DRIVEN, calls) if key.stream == TEST else 0
+    driven = min(DRIVEN, calls) if name[-1] == TEST else 0
+    timed = name[-1] == TEST and not name[0].startswith("full")
     fields: dict[str, Any] = {
         "estimate": deviation * np.random.default_rng(calls).lognormal(0.0, 0.3, calls),
-        "collided": deviation > 0.3,
+        "clearance": np.where(deviation > 0.3, 0.0, 1.0),  # below the ball's radius, and above
         "success": deviation[:driven] < 0.5,
         "charged": np.full(STEPS, 0.3),
+        "seconds": 0.001 * (spent[: 5 if timed else 0] + 2.0),
         **more,
     }
+    fields["estimate"] = fields["estimate"].astype(np.float32)
     return Cell(
-        key, "cpu", deviation.astype(np.float32), spent, fields["estimate"].astype(np.float32),
-        fields["collided"], fields["success"], np.ones(STEPS), fields["charged"],
-        np.zeros((0, 4, 2), np.float16),
+        *name, "cpu", deviation=deviation.astype(np.float32), evaluations=spent,
+        evaluated=np.ones(STEPS), plans=np.zeros((0, 4, 2), np.float16), **fields,
     )  # fmt: skip
 
 
 def family_cells(method: str, scale: float) -> list[Cell]:
     return [
         make_cell(
-            Key(method, order, stream, {"evaluations": count}),
+            (method, order, {"evaluations": count}, stream),
             scale / count**2 * difficulty(stream),
             count,
         )
@@ -74,7 +85,7 @@ def paper_cell(order: int, **settings: Any) -> Cell:
     estimate = np.full(len(hard), described["tolerance"] * 0.9)
     slope = np.linspace(2.0, 0.0, STEPS)
     return make_cell(
-        Key("paper", order, TEST, described), deviation, spent, estimate=estimate, charged=slope
+        ("paper", order, described, TEST), deviation, spent, estimate=estimate, charged=slope
     )
 
 
@@ -89,27 +100,22 @@ def paper_settings() -> list[dict[str, Any]]:
 
 def write_folder(folder: Path) -> Path:
     cells = [cell for method, scale in SCALES.items() for cell in family_cells(method, scale)]
-    cells.append(make_cell(Key("full", 0, TEST), np.zeros(CALLS[TEST]), STEPS))
-    cells += [paper_cell(order, **given) for order, given in enumerate(paper_settings())]
+    near, times = 1.0 / difficulty(TEST), np.array([0.03, 0.04, 0.05])
+    full = make_cell(
+        ("full", 0, {}, TEST), np.zeros(CALLS[TEST]), STEPS, clearance=near, seconds=times
+    )
+    cells += [full, *(paper_cell(order, **given) for order, given in enumerate(paper_settings()))]
     for cell in cells:
         save_cell(folder / "cells", cell)
-    np.save(folder / "clearance.npy", 1.0 / difficulty(TEST))
-    rows = [
-        {"method": c.key.method, "order": c.key.order, "settings": c.key.settings,
-         "evaluations": float(c.evaluations.mean()),
-         "seconds": (0.001 * (c.evaluations[:5] + 2.0)).tolist()}
-        for c in cells if c.key.stream == TEST and c.key.method != "full"
-    ]  # fmt: skip
     documents: dict[str, Any] = {
-        "timing.json": {"hardware": "a test", "threads": 1, "rounds": 5,
-                        "full_seconds": [0.03, 0.04, 0.05], "rows": rows},
-        "overhead.json": {"full_ms": 1.0, "core_ms": {"stem-1": 0.9, "input": 1.0},
-                          "stem_ms": {"stem-1": 0.1, "input": 0.02}, "bookkeeping_ms": 0.01,
-                          "step_ms": 0.02, "networks": {"Net": {"full_ms": 1.0, "stem_ms":
-                          {"stem-1": 0.1}}}},
+        "timing.json": {"hardware": "a test", "rounds": 5, "network": "Net",
+                        "full_ms": 1.0, "core_ms": {"stem-1": 0.9, "input": 1.0},
+                        "stem_ms": {"stem-1": 0.1, "input": 0.02}, "bookkeeping_ms": 0.01,
+                        "step_ms": 0.02},
         "study.json": {"teacher": "synthetic", "steps": STEPS, "horizon": 4, "width": 2,
                        "calls": {"test": CALLS[TEST]}, "seed": 3, "tolerances": [0.002, 0.05],
-                       "risks": [0.01, 0.05, 0.2], "confidence": 0.95, "command": "none",
+                       "risks": [0.01, 0.05, 0.2], "risk_tolerances": [0.05],
+                       "confidence": 0.95, "published": PUBLISHED, "command": "none",
                        "versions": {"muninn": "0"}, "quick": False},
     }  # fmt: skip
     for name, document in documents.items():

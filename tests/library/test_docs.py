@@ -10,7 +10,7 @@ import pytest
 
 from ablation_cases import write_folder
 from muninn_bench.studies.ablation.raw import Raw
-from muninn_bench.studies.ablation.write import all_tables
+from muninn_bench.studies.ablation.study import all_tables
 
 PAPER = Path(__file__).parents[2] / "docs" / "paper.md"
 

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
-import safetensors
+import numpy as np
 import safetensors.numpy
+import torch
 
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn_bench.registry import find_task
-from muninn_bench.report import figures
+from muninn_bench.report.style import COLOURS, INK, TITLES, subplots, svg
 from muninn_bench.report.tables import cells, headings, title
 from muninn_bench.task import Drawable
 
-_STYLE = """
-body{font:16px/1.55 system-ui,sans-serif;max-width:960px;margin:2.5rem auto;padding:0 1.2rem;
-color:#1c2733;background:#fff}h1{font-size:1.7rem;margin-bottom:.2rem}h2{font-size:1.2rem;
-margin-top:2.2rem;border-bottom:1px solid #dde3ea;padding-bottom:.25rem}table{border-collapse:
-collapse;width:100%;font-size:.92rem}th,td{padding:.4rem .55rem;text-align:right;border-bottom:
-1px solid #e6ebf0}th:first-child,td:first-child{text-align:left}tr.own{background:#eef4fb;
-font-weight:600}figure{margin:1rem 0}svg{width:100%;height:auto}figcaption,.small{font-size:.88rem;
-color:#52616f}.verdict{padding:.7rem 1rem;border-left:4px solid #2a7f4f;background:#eff8f2}
-.verdict.bad{border-color:#b3392f;background:#fbefee}code{background:#f2f5f8;padding:.1rem .3rem}
-"""
+Arrays = dict[str, Any]
 
 
 def write_report(run: Path) -> Path:
@@ -43,7 +36,7 @@ def write_report(run: Path) -> Path:
     return write_whole(run / "report.html", render(result, arrays))
 
 
-def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
+def render(result: dict[str, Any], arrays: Arrays) -> str:
     """The page as HTML text, pictures inside."""
     kept, sure = result["violation_p_value"] >= 0.01, result["confidence"]
     words = "The promise was kept." if kept else "The promise was NOT kept: please report this."
@@ -53,43 +46,37 @@ def render(result: dict[str, Any], arrays: dict[str, Any]) -> str:
         "sampler": result["sampler"].upper(),
         "verdict": f'<p class="verdict{"" if kept else " bad"}"><b>{words}</b>',
         "table": _table(result),
-        "plans": _plans(result, arrays),
-        "evaluated": figures.evaluated_steps(arrays),
-        "histogram": figures.deviation_histogram(arrays, result["tolerance"]),
-        "reliability": figures.bound_reliability(arrays, result["risk"]),
-        "times": figures.latency(arrays),
+        **_plans(result, arrays),
+        "evaluated": evaluated_steps(arrays),
+        "histogram": deviation_histogram(arrays, result["tolerance"]),
+        "reliability": bound_reliability(arrays, result["risk"]),
+        "times": latency(arrays),
         "kept": 1 - result["risk"],
         "units": "calls" if result["unit"] == "call" else "episodes",
         "certainty": "on average over calibrations"
         if sure is None
         else f"with confidence {sure:.0%} over the calibration draw",
     }
-    task = "" if result["success_p_value"] is None else _TASK
-    bound = "" if result["bound_coverage"] is None else _BOUND
-    body = "".join((*_PAGE, task, bound, _SINGLE)).format(**places)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>Muninn: {places['planner']}</title><style>{_STYLE}</style></head>"
-        f"<body>{body}</body></html>\n"
+    template = Path(__file__).with_name("page.html").read_text()
+    known = re.sub(
+        r"<!-- if (\w+) -->(.*?)<!-- end -->\n",
+        lambda part: "" if places[part[1]] is None else part[2] + "\n",
+        template,
+        flags=re.DOTALL,
     )
+    return known.format(**places)
 
 
-def _plans(result: dict[str, Any], arrays: dict[str, Any]) -> str:
-    """Plans on the map, where the task can draw one."""
+def _plans(result: dict[str, Any], arrays: Arrays) -> dict[str, str | None]:
+    """Plans on the map, where the task can draw one, and the closest alternative in words."""
     task = find_task(result["task"])
     if not isinstance(task, Drawable):
-        return ""
+        return {"plans": None}
     tuned = [method for method in result["methods"] if method["tuned"] is not None]
     best = min(tuned, key=lambda method: method["deviation_p95"], default=None)
-    rival = None if best is None else best["name"]
-    drawn = figures.overlays(arrays, task, result["variant"], rival)
-    other = "" if best is None else f" and the closest alternative, {title(best)}"
-    return (
-        f"<h2>Plans</h2><figure>{drawn}<figcaption>Full compute (grey) against Muninn (blue){other}"
-        ". The first calls are typical; the last row shows the largest deviations of this run, "
-        "chosen because they are the worst.</figcaption></figure>"
-    )
+    drawn = overlays(arrays, task, result["variant"], None if best is None else best["name"])
+    words = "" if best is None else f" and the closest alternative, {title(best)}"
+    return {"plans": drawn, "rival": words}
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -102,55 +89,89 @@ def _table(result: dict[str, Any]) -> str:
     return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
 
 
-_PAGE = (
-    '<h1>Muninn on {planner}</h1><p class="small">{sampler}, {steps} steps, {device}, {dtype}, '
-    "{threads} threads. Command: <code>{command}</code></p>",
-    "{verdict} {speedup:.1f} times faster than full compute at batch 1, with "
-    "{muninn[evaluations_mean]:.1f} of {steps} network evaluations. {muninn[violation_rate]:.1%} "
-    "of {test_calls} held-out calls deviated by more than {tolerance:g} {tolerance_unit}; at most "
-    "{risk:.0%} were promised.</p>",
-    '<h2>Side by side</h2>{table}<p class="small">Violations and success with 95% Wilson '
-    "intervals. FewSteps is the same sampler with fewer steps (a DDIM step with its prediction "
-    "reused composes exactly, so it is reuse of the noise estimate as well); DPM-Solver++ and "
-    "UniPC are multistep solvers; the Taylor series continues the network's output "
-    "between evaluations. All get Muninn's mean number of evaluations, rounded up, and the spacing "
-    "and order that do best on tuning calls of their own, by the score of Muninn's own tuner. "
-    "Times are single calls, methods taking turns, {timed_calls} each.</p>{plans}",
-    "<h2>Which steps were evaluated</h2><figure>{evaluated}<figcaption>Sampler steps from noise "
-    "(left) to plan (right); a bar is the share of calls in which the network was evaluated there. "
-    "All other steps are forecast.</figcaption></figure>",
-    "<h2>Deviation from full compute</h2><figure>{histogram}<figcaption>{metric} deviation of "
-    "every held-out call, log scale. The dashed line is the tolerance.</figcaption></figure>",
-    "<h2>Per-call bound</h2><figure>{reliability}<figcaption>Left: the bound Dhat of each call "
-    "against its true deviation; points below the diagonal are covered. Right: coverage among "
-    "calls grouped by their error estimate. The bound holds on average over calls, not for each "
-    "group.</figcaption></figure>",
-    "<h2>Time of a call</h2><figure>{times}<figcaption>Share of single calls that finished within "
-    "a time, batch 1.</figcaption></figure>",
-    "<h2>What was promised, what was not, what happened</h2><p><b>Promised.</b> At most {risk:.0%} "
-    "of new {units} deviate from the full-compute plan by more than {tolerance:g} ({metric}), "
-    "{certainty}. It was calibrated on {calibration[certify]} {units} that had no part in tuning, "
-    "in {loop} loop.</p>",
-    "<p><b>Not promised.</b> Up to {risk:.0%} of {units} may differ arbitrarily, another route "
-    "included. The promise bounds the distance to the full plan, not the safety of either plan. It "
-    "holds for contexts like those calibrated: another world, other starts or goals, or another "
-    "model need a new calibration.</p>",
-    "<p><b>What happened.</b> On {test_calls} held-out calls, {muninn[violation_rate]:.1%} "
-    "exceeded the tolerance (exact one-sided test that the rate is above {risk:.0%}: p = "
-    "{violation_p_value:.2g}; a p-value below 0.01 would be reported as a broken promise).</p>",
-)
-_TASK = (
-    "<p><b>Task.</b> Driving the plans in the environment succeeded in {full[task_success]:.1%} "
-    "(full compute) and {muninn[task_success]:.1%} (Muninn) of the calls; exact paired McNemar "
-    "test that Muninn is worse: p = {success_p_value:.2g}.</p>"
-)
-_BOUND = (
-    "<p><b>Per-call bound.</b> Dhat covered {bound_coverage:.1%} of the calls; {kept:.0%} was "
-    "intended, on average over calls and calibrations.</p>"
-)
-_SINGLE = (
-    "<p><b>Batch 1.</b> Calibration and the figures above ran calls in batches. Among the "
-    "{timed_calls} timed single calls {single_calls[violations]} exceeded the tolerance (largest "
-    "deviation {single_calls[deviation_max]:.2g}); full compute at batch 1 differs from itself in "
-    "a batch by at most {single_calls[full_against_itself_max]:.1g}.</p>"
-)
+# -- pictures, each from the raw arrays as inline SVG -----------------------------------------
+
+
+def overlays(arrays: Arrays, task: Drawable, variant: str, rival: str | None) -> str:
+    """Full, cached and a rival's plans on the map: typical calls first, the worst ones last."""
+    deviation = arrays["muninn.deviation"]
+    order = np.argsort(deviation)
+    places = [*np.linspace(0.1, 0.9, 3) * (len(order) - 1), *range(len(order) - 3, len(order))]
+    figure, axes = subplots(2, 3, 9.6, 5.2)
+    drawn = [("full", 3.4), *([(rival, 2.0)] if rival else []), ("muninn", 1.2)]
+    for axis, place in zip(axes.flat, places, strict=True):
+        call = int(order[max(0, int(place))])
+        task.draw(axis, variant, torch.from_numpy(arrays["contexts"][call : call + 1]))
+        for name, width in drawn:
+            x, y = arrays[f"{name}.positions"][call].T
+            axis.plot(x, y, color=COLOURS[name], linewidth=width, label=TITLES[name])
+        axis.set_title(f"call {call}: deviation {deviation[call]:.4f}", fontsize=9)
+        axis.set(xticks=[], yticks=[])
+    axes.flat[0].legend(loc="lower left", fontsize=8, framealpha=0.9)
+    return svg(figure)
+
+
+def evaluated_steps(arrays: Arrays) -> str:
+    """Share of calls that evaluated the network at each sampler step."""
+    share = arrays["muninn.evaluated"].mean(axis=0)
+    figure, axis = subplots(1, 1, 9.6, 1.9)
+    axis.bar(np.arange(len(share)), share, width=0.8, color=COLOURS["muninn"])
+    axis.set(xlabel="sampler step", ylabel="share of calls", ylim=(0, 1.05), xlim=(-1, len(share)))
+    return svg(figure)
+
+
+def deviation_histogram(arrays: Arrays, tolerance: float) -> str:
+    """Deviations of the approximations on a log axis, with the tolerance."""
+    names = [name for name in COLOURS if name != "full" and f"{name}.deviation" in arrays]
+    values = {name: np.maximum(arrays[f"{name}.deviation"], 1e-6) for name in names}
+    low = min(value.min() for value in values.values())
+    high = max(value.max() for value in values.values())
+    bins = np.geomspace(0.9 * low, max(1.1 * high, 10.0 * low), 45)
+    figure, axis = subplots(1, 1, 9.6, 3.0)
+    for name in names:
+        axis.hist(values[name], bins, histtype="stepfilled", alpha=0.25, color=COLOURS[name])
+        axis.hist(values[name], bins, histtype="step", color=COLOURS[name], label=TITLES[name])
+    axis.axvline(tolerance, color=INK, linestyle="--", label=f"tolerance {tolerance:g}")
+    axis.set(xscale="log", xlabel="deviation from full compute", ylabel="calls")
+    axis.legend(frameon=False)
+    return svg(figure)
+
+
+def bound_reliability(arrays: Arrays, risk: float) -> str:
+    """The per-call bound against the truth, and its coverage by size of the error estimate."""
+    deviation, bound = arrays["muninn.deviation"], arrays["muninn.bound"]
+    estimate = arrays["muninn.estimate"]
+    figure, (left, right) = subplots(1, 2, 9.6, 3.4)
+    left.scatter(bound, deviation, s=10, color=COLOURS["muninn"], alpha=0.6, linewidths=0)
+    ends = [0.5 * min(deviation.min(), bound.min()) + 1e-6, 1.5 * max(deviation.max(), bound.max())]
+    left.plot(ends, ends, color=INK, linewidth=1)
+    left.set(xscale="log", yscale="log", xlabel="bound Dhat", ylabel="true deviation")
+    left.xaxis.set_minor_formatter("")
+    left.yaxis.set_minor_formatter("")
+    groups = np.array_split(np.argsort(estimate), min(5, len(estimate)))
+    covered = [(deviation[group] <= bound[group]).mean() for group in groups]
+    right.bar(range(1, len(groups) + 1), covered, color=COLOURS["muninn"], width=0.65)
+    right.axhline(1 - risk, color=INK, linestyle="--", linewidth=1)
+    overall = (deviation <= bound).mean()
+    right.set(
+        xlabel="fifth of calls by error estimate (5 = largest)",
+        ylabel="share covered",
+        ylim=(min(0.6, *covered) - 0.1, 1.01),
+        title=f"{overall:.1%} covered in all, {1 - risk:.0%} intended",
+    )
+    right.title.set_fontsize(9)
+    return svg(figure)
+
+
+def latency(arrays: Arrays) -> str:
+    """Cumulative distribution of single-call times."""
+    figure, axis = subplots(1, 1, 9.6, 2.8)
+    for name, colour in COLOURS.items():
+        if f"{name}.seconds" not in arrays:
+            continue
+        times = np.sort(1e3 * arrays[f"{name}.seconds"])
+        share = np.arange(1, len(times) + 1) / len(times)
+        axis.step(times, share, where="post", color=colour, label=TITLES[name], linewidth=1.8)
+    axis.set(xscale="log", xlabel="time of one call, ms", ylabel="share of calls", ylim=(0, 1.02))
+    axis.legend(frameon=False, loc="center")
+    return svg(figure)

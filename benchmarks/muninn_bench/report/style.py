@@ -20,6 +20,9 @@ COLOURS = {
     "taylor": "#b09a3e",
 }
 INK = "#1c2733"
+CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+BLUE, ORANGE, GREEN, PINK, YELLOW, SKY = CYCLE
+"""Okabe and Ito's palette."""
 TITLES = {
     "full": "Full",
     "muninn": "Muninn",

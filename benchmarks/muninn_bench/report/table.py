@@ -91,17 +91,14 @@ def print_table(
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a study's page, with its text and its file.
+    """One table of a study's page, and its file.
 
     A column that a row lacks is empty there, as are None and NaN.
     """
 
     name: str  # of its file, without ending
-    title: str
-    reading: str  # how to read it and what is computed
     rows: list[Row]
     notes: list[str] = field(default_factory=list)  # sentences computed from the data
-    long: bool = False  # a page should fold it
 
     @property
     def header(self) -> list[str]:

@@ -4,60 +4,79 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muninn_bench.measure.statistics import Estimate, Share
-from muninn_bench.report.study_page import picture, table, write_page
+from muninn_bench.report.study_page import picture, table_of, write_page
 from muninn_bench.report.table import Row, Table, short
 
+TEMPLATE = """# Page
 
-class Measured:
-    """A source with one word."""
+- risk: {risk:g}
+- kind: {kind}
 
-    def words(self) -> dict[str, Any]:
-        return {"risk": 0.05}
+## Rows
+
+Promised is {risk:g},
+of {kind}.
+
+table: rows_*
+
+picture: line
+A line
+at {risk:.0%}.
+
+picture: blank
+A reference, and nothing that it refers to.
+
+picture: nothing
+Never drawn.
+
+## Empty
+
+table: empty
+"""
+WORDS = {"risk": 0.05, "kind": "x"}
 
 
-@table("rows_{kind}", "Rows of {kind}", long=True)
-def rows(source: Measured, kind: str) -> Iterator[Row | str]:
-    """Promised is {risk:g},
-    of {kind}.
-    """
+def rows(kind: str) -> Iterator[Row | str]:
     yield {"name": "a", "share": Share(0.5, 0.25, 0.75), "never": None}
     yield {"name": "b", "share": "not measured", "late": float("nan")}
-    yield "One was not measured."
+    yield f"One {kind} was not measured."
 
 
-@picture("rows_x", 2.0)
-def line(source: Measured, axis: Any, _: None) -> None:
-    """A line at {risk:.0%}."""
-    axis.plot([0, 1], [1, 2], label="known")
+@picture(2.0)
+def line(source: float, axis: Any, _: None) -> None:
+    axis.plot([0, 1], [1, source], label="known")
 
 
-@picture("rows_x", 2.0)
-def blank(source: Measured, axis: Any, _: None) -> None:
-    """A reference, and nothing that it refers to."""
-    axis.axhline(1.0)
+@picture(2.0)
+def blank(source: float, axis: Any, _: None) -> None:
+    axis.axhline(source)
 
 
-@picture("rows_x", 2.0, lambda source: [])
-def nothing(source: Measured, axis: Any, _: None) -> None:
-    """Never drawn."""
+@picture(2.0, lambda source: [])
+def nothing(source: float, axis: Any, _: None) -> None:
+    raise AssertionError("there is no panel to draw")
 
 
-def test_a_docstring_is_the_text_and_a_string_the_note() -> None:
-    made = rows(Measured(), kind="x")
-    assert (made.name, made.title) == ("rows_x", "Rows of x")
-    assert made.reading == "Promised is 0.05, of x."
-    assert made.notes == ["One was not measured."]
+PICTURES = {draw.__name__: partial(draw, 2.0) for draw in (line, blank, nothing)}
+
+
+def test_rows_are_rows_and_a_string_is_a_note() -> None:
+    made = table_of(rows, "x")
+    assert made.name == "rows" and len(made.rows) == 2
+    assert made.notes == ["One x was not measured."]
     assert made.header == ["name", "share", "never", "late"]
+    assert table_of(rows, "x", name="rows_x").name == "rows_x"
 
 
 def test_markdown_leaves_out_empty_columns_and_puts_words_left() -> None:
-    assert rows(Measured(), kind="x").markdown().splitlines() == [
+    assert table_of(rows, "x").markdown().splitlines() == [
         "| name | share |",
         "| --- | ---: |",
         "| a | 0.500 [0.250, 0.750] |",
@@ -66,7 +85,7 @@ def test_markdown_leaves_out_empty_columns_and_puts_words_left() -> None:
 
 
 def test_an_interval_takes_three_columns_of_the_file(tmp_path: Path) -> None:
-    path = rows(Measured(), kind="x").write(tmp_path)
+    path = table_of(rows, "x").write(tmp_path)
     with path.open() as stream:
         first, second = csv.DictReader(stream)
     assert [first[f"share{end}"] for end in ("", " low", " high")] == ["0.5", "0.25", "0.75"]
@@ -74,23 +93,27 @@ def test_an_interval_takes_three_columns_of_the_file(tmp_path: Path) -> None:
 
 
 def test_the_page_holds_what_could_be_made(tmp_path: Path) -> None:
-    tables = [rows(Measured(), kind="x"), Table("empty", "Empty", "Nothing here.", [])]
-    written = write_page(tmp_path, Measured(), ["# Page"], tables, (line, blank, nothing))
+    out, template = tmp_path / "out", tmp_path / "page.md"
+    template.write_text(TEMPLATE)
+    tables = [table_of(rows, "x", name="rows_x"), Table("empty", [])]
+    written = write_page(out, template, WORDS, tables, PICTURES)
     assert sorted(written) == ["README.md", "line.png", "rows_x.csv"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(written)
-    text = (tmp_path / "README.md").read_text()
-    assert text.startswith("# Page\n\n## Rows of x\n\nPromised is 0.05, of x.\n\n<details>")
+    assert sorted(path.name for path in out.iterdir()) == sorted(written)
+    text = (out / "README.md").read_text()
+    assert text.startswith(
+        "# Page\n\n- risk: 0.05\n- kind: x\n\n## Rows\n\nPromised is 0.05, of x."
+    )
+    assert "One x was not measured.\n\nNumbers: [rows_x.csv](rows_x.csv)" in text
     assert "![A line at 5%.](line.png)\n\n*A line at 5%.*" in text
-    assert text.endswith("## Empty\n\nNothing here.\n\n(not measured)\n")
+    assert "picture" not in text and "Never" not in text
+    assert text.endswith("## Empty\n\n(not measured)\n")
 
 
-def test_unknown_words_are_an_error() -> None:
-    @table("t", "{unknown}")
-    def made(source: Measured) -> Iterator[Row]:
-        yield {}
-
+def test_unknown_words_are_an_error(tmp_path: Path) -> None:
+    template = tmp_path / "page.md"
+    template.write_text("# Page\n\n{unknown}\n")
     with pytest.raises(KeyError, match="unknown"):
-        made(Measured())
+        write_page(tmp_path, template, WORDS)
 
 
 def test_numbers_are_short_and_nan_is_empty() -> None:

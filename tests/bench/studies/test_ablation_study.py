@@ -7,7 +7,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -18,7 +17,7 @@ from muninn.progress import bars
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.studies.ablation import settings as grid
-from muninn_bench.studies.ablation.families import Families
+from muninn_bench.studies.ablation.programs import Programs
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw, save_cell
 from muninn_bench.studies.ablation.settings import Sizes
 from muninn_bench.studies.ablation.study import full_member, run_study
@@ -62,7 +61,7 @@ def test_committed_families_are_used_as_they_are(name: str, tmp_path: Path) -> N
         bench = Workbench(_teacher(100), TINY, torch.device("cpu"), tmp_path, task)
     for key, family in json.loads(stored.read_text()).items():
         kind, _, tolerance = key.partition("-")
-        members = Families(bench).certified(kind, float(tolerance))
+        members = list(Programs(bench).certified(kind, float(tolerance)))
         plans = family["plans"][1:]
         assert [member.settings["plan"] for member in members] == plans
         assert all(member.settings["forecast"] == family["forecast"] for member in members)
@@ -76,8 +75,8 @@ def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
     assert {"fewsteps", "fixedskip", "taylor", "probethresh", "teacache", "paper"} <= methods
     assert len([name for name in methods if name.startswith("variant-")]) == 24
     for method in ("static-0.05", "fewsteps", "teacache"):
-        orders = [cell.key.order for cell in study.family(method, TEST)]
-        assert orders == [cell.key.order for cell in study.family(method, CALIBRATE)]
+        orders = [cell.order for cell in study.family(method, TEST)]
+        assert orders == [cell.order for cell in study.family(method, CALIBRATE)]
         assert all(len(cell.deviation) == 64 for cell in study.family(method, CALIBRATE))
     full = study.family("full", TEST)[0]
     assert not full.deviation.any()
@@ -87,13 +86,13 @@ def test_every_method_is_measured_on_the_streams_it_needs(folder: Path) -> None:
 def test_cells_hold_what_the_programs_did(folder: Path) -> None:
     study = Raw(folder)
     for cell in study.family("fewsteps", TEST):
-        assert (cell.evaluations == cell.key.settings["evaluations"]).all()
+        assert (cell.evaluations == cell.settings["evaluations"]).all()
     for cell in study.family("paper", TEST):
-        tolerance = cell.key.settings["tolerance"]
+        tolerance = cell.settings["tolerance"]
         assert (cell.estimate <= tolerance * 1.001).all()
         assert cell.evaluated.sum() == pytest.approx(cell.evaluations.mean(), rel=1e-4)
         assert cell.charged.sum() == pytest.approx(cell.estimate.mean(), rel=1e-3, abs=1e-7)
-        assert cell.key.settings["void"]  # 8 ghost calls cannot support any step risk here
+        assert cell.settings["void"]  # 8 ghost calls cannot support any step risk here
     deviations = [cell.deviation.mean() for cell in study.family("fewsteps", TEST)]
     assert deviations[-1] > deviations[0]  # fewer steps, further from full compute
 
@@ -107,7 +106,7 @@ def test_another_teacher_or_family_is_refused(folder: Path, tmp_path: Path) -> N
         run_study("x", other, tmp_path / "copy", TINY, device="cpu", command="", progress=False)
     study = Raw(folder)
     (cell, *_) = study.family("static-0.05", TEST)
-    retuned = replace(cell, key=replace(cell.key, settings={**cell.key.settings, "plan": "other"}))
+    retuned = replace(cell, settings={**cell.settings, "plan": "other"})
     save_cell(tmp_path / "copy" / "cells", retuned)
     with pytest.raises(InputError, match="two families"):
         Raw(tmp_path / "copy").family("static-0.05", TEST)
@@ -121,16 +120,14 @@ def test_a_cell_with_too_few_calls_is_measured_again(folder: Path, tmp_path: Pat
         few = Member("full", 0, {}, full_member(bench).run)
         assert len(bench.measure(few, TEST).deviation) == 6
         larger = Workbench(_teacher(), replace(TINY, test=8), torch.device("cpu"), out, task)
-        (out / "full-test.safetensors").unlink()
         assert len(larger.measure(full_member(larger), TEST).deviation) == 8
 
 
 def test_times_and_parts_are_there(folder: Path) -> None:
-    import json
-
-    timing = json.loads((folder / "timing.json").read_text())
-    assert len(timing["full_seconds"]) == 1
-    assert {row["method"] for row in timing["rows"]} >= {"paper", "fewsteps", "static-0.05"}
-    parts = json.loads((folder / "overhead.json").read_text())
+    study = Raw(folder)
+    timed = {cell.method for cell in study.cells if len(cell.seconds) == 1}
+    assert timed >= {"full", "paper", "fewsteps", "static-0.05"}
+    assert not any(name.startswith("variant-") for name in timed)
+    parts = json.loads((folder / "timing.json").read_text())
     assert parts["stem_ms"]["stem-1"] < parts["full_ms"]
-    assert np.load(folder / "clearance.npy").shape == (6,)
+    assert study.full is not None and study.full.clearance.shape == (6,)

@@ -5,6 +5,7 @@ follows difficulty (3), and whether Dhat covers (4).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -12,33 +13,22 @@ import numpy.typing as npt
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.measure.statistics import mean, proportion, spearman
-from muninn_bench.report.study_page import table
 from muninn_bench.report.table import Row
-from muninn_bench.studies.ablation.analysis import call_bound, certified
-from muninn_bench.studies.ablation.raw import Cell, Raw, settings_text
+from muninn_bench.studies.ablation import choices
+from muninn_bench.studies.ablation.choices import certified, figures, title_of
+from muninn_bench.studies.ablation.raw import Cell, Raw
 from muninn_bench.studies.ablation.settings import RISK, TOLERANCE, UNITS
-from muninn_bench.studies.ablation.tables import figures, title_of
 
 Indices = npt.NDArray[np.intp]
 
 
-def _settings(raw: Raw, cell: Cell) -> str:
-    """A program's settings; of the paper's method, those that are not the usual ones."""
-    usual = raw.published if cell.key.method == "paper" else {}
-    own = cell.key.settings.items()
-    return settings_text({k: v for k, v in own if k not in usual or usual[k] != v})
-
-
-@table("frontier", "All programs (KF 1)", long=True)
 def frontier(raw: Raw) -> Iterator[Row]:
-    """Every member of every method, and every cell of the paper's method, on the test calls. Means
-    and violation shares are given without intervals here.{usual}
-    """
+    """Every member of every method."""
     for cell in (cell for method in raw.methods for cell in raw.family(method)):
         yield {
-            "method": title_of(cell.key.method),
-            "order": cell.key.order,
-            "settings": _settings(raw, cell),
+            "method": title_of(cell.method),
+            "order": cell.order,
+            "settings": raw.own_settings(cell),
             "evaluations": float(cell.evaluations.mean()),
             **figures(raw, cell, TOLERANCE, ("reuse", "median ms", "speed-up")),
             "mean deviation": float(cell.deviation.mean()),
@@ -48,27 +38,21 @@ def frontier(raw: Raw) -> Iterator[Row]:
         }
 
 
-@table("quarter", "A quarter of the time (KF 1)")
 def quarter(raw: Raw) -> Iterator[Row | str]:
-    """For each method the timed member with the smallest mean deviation among those whose median
-    time is at most a quarter of full compute's. Violations are of tolerance {tolerance:g}. The
-    member is picked on the test calls, for every method alike.{usual}
-    """
-    limit = raw.milliseconds(raw.full)
-    if limit is None:
-        return
+    """The closest member of each method within a quarter of full compute's time."""
+    names = [
+        name
+        for name in choices.FIGURES
+        if name not in ("evaluations / T", "reuse", "p95 deviation")
+    ]
     late = []
-    names = (
-        "evaluations", "median ms", "speed-up", "mean deviation", "violations", "collisions",
-        "success", "success / full, %",
-    )  # fmt: skip
     for method in sorted(raw.methods, key=lambda method: method != "full"):
-        most = limit if method == "full" else limit / 4
-        times = [(cell, raw.milliseconds(cell)) for cell in raw.family(method)]
-        within = [cell for cell, own in times if own is not None and own <= most]
+        least = 1.0 if method == "full" else 4.0
+        times = [(cell, raw.speed_up(cell)) for cell in raw.family(method)]
+        within = [cell for cell, own in times if own is not None and own >= least]
         if within:
             best = min(within, key=lambda cell: float(cell.deviation.mean()))
-            about = {"method": title_of(method), "settings": _settings(raw, best) or None}
+            about = {"method": title_of(method), "settings": raw.own_settings(best) or None}
             yield {**about, **figures(raw, best, TOLERANCE, names)}
         elif any(own for _, own in times):
             late.append(title_of(method))
@@ -76,26 +60,20 @@ def quarter(raw: Raw) -> Iterator[Row | str]:
         yield f"No timed member within a quarter: {', '.join(late)}."
 
 
-@table("overhead", "Cost model")
-def cost_model(raw: Raw) -> Iterator[Row | str]:
-    """Time of a call as the paper models it, T probes plus n cores, and with the sampler's step and
-    the bookkeeping of every step added, against the measured median (batch 1). Errors are model /
-    measured - 1.{usual}
-    """
-    cost = raw.overhead
-    errors: list[tuple[float, float]] = []
-    for cell in raw.family("paper"):
-        timed, measured = raw.timed(cell), raw.milliseconds(cell)
-        depth = cell.key.settings["depth"]
-        stem, core = cost.get("stem_ms", {}).get(depth), cost.get("core_ms", {}).get(depth)
-        if measured is None or stem is None or core is None:
+def overhead(raw: Raw) -> Iterator[Row | str]:
+    """Time of a call as the paper models it, against the measured one."""
+    cost, errors = raw.timing, []
+    for cell in raw.family("paper") if cost else []:
+        depth, measured = cell.settings["depth"], cell.milliseconds
+        if measured is None or depth not in cost["core_ms"]:
             continue
-        plain = raw.steps * stem + timed["evaluations"] * core
+        evaluations = float(cell.evaluations[: len(cell.seconds)].mean())
+        plain = raw.steps * cost["stem_ms"][depth] + evaluations * cost["core_ms"][depth]
         whole = plain + raw.steps * (cost["step_ms"] + cost["bookkeeping_ms"])
         errors.append((plain / measured - 1.0, whole / measured - 1.0))
         yield {
-            "settings": _settings(raw, cell),
-            "evaluations": timed["evaluations"],
+            "settings": raw.own_settings(cell),
+            "evaluations": evaluations,
             "measured ms": measured,
             "T probe + n core, ms": plain,
             "error": errors[-1][0],
@@ -107,19 +85,17 @@ def cost_model(raw: Raw) -> Iterator[Row | str]:
         yield "Median absolute error: {:.1%}, with the sampler {:.1%}.".format(*middle)
 
 
-@table("overhead_probe", "Price of a probe")
-def probe_price(raw: Raw) -> Iterator[Row]:
-    """Median times at batch 1; the share is probe / full network, paid at every step."""
-    for name, own in raw.overhead.get("networks", {}).items():
-        for depth, stem in own["stem_ms"].items():
-            yield {
-                "network": name,
-                "probe": depth,
-                "full ms": own["full_ms"],
-                "probe ms": stem,
-                "core ms": raw.overhead["core_ms"][depth],
-                "share": stem / own["full_ms"],
-            }
+def overhead_probe(raw: Raw) -> Iterator[Row]:
+    """Times of the probes and of the network."""
+    for depth, stem in raw.timing.get("stem_ms", {}).items():
+        yield {
+            "network": raw.timing["network"],
+            "probe": depth,
+            "full ms": raw.timing["full_ms"],
+            "probe ms": stem,
+            "core ms": raw.timing["core_ms"][depth],
+            "share": raw.probe_share(depth),
+        }
 
 
 def adaptive_programs(raw: Raw) -> dict[str, Cell]:
@@ -134,7 +110,7 @@ def adaptive_programs(raw: Raw) -> dict[str, Cell]:
         known = [cell for cell in cells if cell is not None]
         varying = [cell for cell in known if np.ptp(cell.evaluations) > 0]
         for cell in (varying or known)[:1]:
-            programs[f"paper, {units}, tolerance {cell.key.settings['tolerance']:g}"] = cell
+            programs[f"paper, {units}, tolerance {cell.settings['tolerance']:g}"] = cell
     for tolerance in raw.tolerances_of("adaptive"):
         choice = certified(raw, f"adaptive-{tolerance:g}", tolerance, RISK)
         if choice.test is not None and choice.place >= 0:
@@ -144,25 +120,22 @@ def adaptive_programs(raw: Raw) -> dict[str, Cell]:
 
 def groups(values: FloatArray, count: int = 5) -> list[Indices]:
     """Indices of calls in up to ``count`` groups of similar size; equal values stay together."""
-    edges = np.unique(np.quantile(values, np.linspace(0, 1, count + 1)[1:-1]))
+    inner = np.linspace(0, 1, count + 1)[1:-1]
+    edges = np.unique(np.quantile(values, inner)) if len(values) else values
     place = np.searchsorted(edges, values, side="left")
     return [np.flatnonzero(place == group) for group in np.unique(place)]
 
 
-def near_walls(raw: Raw, cell: Cell) -> FloatArray | None:
-    """Clearance of the full plans of a cell's calls; None if not measured for all of them."""
-    near = None if raw.clearance is None else raw.clearance[: len(cell.evaluations)]
-    return None if near is None or len(near) < len(cell.evaluations) else near
+def near_walls(raw: Raw, cell: Cell) -> FloatArray:
+    """Clearance of the full plans of a cell's calls; of none if not measured for all of them."""
+    near = np.zeros(0) if raw.full is None else raw.full.clearance.astype(np.float64)
+    return near[: len(cell.evaluations) if len(near) >= len(cell.evaluations) else 0]
 
 
-@table("kf3_correlation", "Does compute follow difficulty? (KF 3)")
-def difficulty(raw: Raw) -> Iterator[Row]:
-    """Spread of the evaluations over test calls, and their rank correlation (Spearman, with
-    two-sided p-value) with the clearance of the full plan, the deviation and collisions. Negative
-    with clearance means more compute near walls.
-    """
+def kf3_correlation(raw: Raw) -> Iterator[Row]:
+    """Rank correlation of the evaluations with three kinds of difficulty."""
     for name, cell in adaptive_programs(raw).items():
-        spent, clearance = cell.evaluations, near_walls(raw, cell)
+        spent, near = cell.evaluations, near_walls(raw, cell)
         row: Row = {
             "program": name,
             "mean evaluations": float(spent.mean()),
@@ -170,33 +143,28 @@ def difficulty(raw: Raw) -> Iterator[Row]:
             "fewest": float(spent.min()),
             "most": float(spent.max()),
         }
-        others = {"clearance": clearance, "deviation": cell.deviation, "collisions": cell.collided}
+        others = {"clearance": near, "deviation": cell.deviation, "collisions": cell.collided}
         for what, other in others.items():
-            pair = (None, None) if other is None else spearman(spent, other.astype(np.float64))
+            pair = spearman(spent[: len(other)], other.astype(np.float64))
             row[f"with {what}"], row[f"p ({what})"] = pair
         yield row
 
 
-@table("kf3_clearance", "By clearance (KF 3)")
-def by_clearance(raw: Raw) -> Iterator[Row]:
-    """Test calls in fifths by the smallest distance of the full plan to a wall, metres. Success is
-    of the driven calls among them.
-    """
+def kf3_clearance(raw: Raw) -> Iterator[Row]:
+    """Test calls in fifths by the full plan's distance to walls."""
     for name, cell in adaptive_programs(raw).items():
         near = near_walls(raw, cell)
-        for calls in [] if near is None else groups(near):
-            low, high = near[calls].min(), near[calls].max()  # type: ignore[index]
-            ends = {"clearance from, m": float(low), "to, m": float(high)}
+        for calls in groups(near):
+            ends = {"clearance from, m": near[calls].min(), "to, m": near[calls].max()}
             yield {"program": name, **ends, **_group(cell, calls)}
 
 
-@table("kf3_bins", "By evaluations spent (KF 3)")
-def by_evaluations(raw: Raw) -> Iterator[Row]:
+def kf3_bins(raw: Raw) -> Iterator[Row]:
     """Test calls in up to five groups by the evaluations they took."""
     for name, cell in adaptive_programs(raw).items():
-        spent = cell.evaluations
+        spent = cell.evaluations.astype(np.float64)
         for calls in groups(spent):
-            ends = {"evaluations from": float(spent[calls].min()), "to": float(spent[calls].max())}
+            ends = {"evaluations from": spent[calls].min(), "to": spent[calls].max()}
             share = len(calls) / len(spent)
             yield {"program": name, **ends, "share of calls": share, **_group(cell, calls)}
 
@@ -228,33 +196,29 @@ class Reliability(NamedTuple):
         """Of the prediction."""
         return f"paper, {self.units}" if self.units else "certified bound"
 
+    @property
     def charged(self) -> FloatArray:
         """Share of the prediction charged to each step, (steps,); empty if unknown."""
         total = float(self.cell.charged.sum())
         return self.cell.charged / total if total > 0 else np.zeros(0)
 
 
-def reliabilities(raw: Raw) -> Iterator[Reliability]:
+@cache
+def reliabilities(raw: Raw) -> list[Reliability]:
     """The paper's ``Dhat`` and the certified per-call bound, at every tolerance."""
+    found = []
     for tolerance in raw.tolerances:
-        for units in UNITS:
-            cell = raw.paper(tolerance, RISK, units)
-            if cell is not None:
-                yield Reliability(units, tolerance, cell.estimate, cell)
+        cells = {units: raw.paper(tolerance, RISK, units) for units in UNITS}
+        found += [Reliability(u, tolerance, own.estimate, own) for u, own in cells.items() if own]
         choice = certified(raw, f"adaptive-{tolerance:g}", tolerance, RISK)
-        bound = call_bound(choice.calibrate, RISK) if choice.calibrate else None
+        bound = choices.call_bound(choice.calibrate, RISK) if choice.calibrate else None
         if choice.test is not None and bound is not None:
-            yield Reliability("", tolerance, bound(choice.test.estimate), choice.test)
+            found.append(Reliability("", tolerance, bound(choice.test.estimate), choice.test))
+    return found
 
 
-@table("kf4", "Is the predicted deviation one? (KF 4)")
-def coverage(raw: Raw) -> Iterator[Row]:
-    """Share of test calls whose deviation is at most what was predicted for them. The paper's
-    prediction is the budget it spent, Dhat; the certified bound is an isotonic fit of the deviation
-    on the accumulated estimate (first half of the calibrate calls) plus a conformal residual
-    (second half). (The member was chosen on these calls as well; `muninn.calibrate` keeps them
-    apart.)
-    """
+def kf4(raw: Raw) -> Iterator[Row]:
+    """Share of test calls whose deviation is at most what was predicted."""
     for own in reliabilities(raw):
         predicted, realised = own.predicted, own.cell.deviation
         ratios = predicted[realised > 0] / realised[realised > 0]
@@ -270,12 +234,15 @@ def coverage(raw: Raw) -> Iterator[Row]:
         }
 
 
-@table("kf4_charged", "Which steps the prediction is charged to (KF 4)", long=True)
-def charged_steps(raw: Raw) -> Iterator[Row]:
-    """Share of the estimates of all test calls that each step accounts for; step 0 is the
-    noisiest.
-    """
-    found = {f"{own.name}, {own.tolerance:g}": own.charged() for own in reliabilities(raw)}
+def kf4_charged(raw: Raw) -> Iterator[Row]:
+    """Share of the predictions that each step accounts for."""
+    found = {f"{own.name}, {own.tolerance:g}": own.charged for own in reliabilities(raw)}
     known = {name: charged for name, charged in found.items() if len(charged) == raw.steps}
     for step in range(raw.steps if known else 0):
         yield {"step": step, **{name: float(charged[step]) for name, charged in known.items()}}
+
+
+TABLES = (
+    quarter, kf3_correlation, kf3_clearance, kf3_bins, kf4, kf4_charged, overhead, overhead_probe,
+    frontier,
+)  # fmt: skip

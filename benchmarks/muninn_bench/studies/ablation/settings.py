@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 TOLERANCES = (0.002, 0.02, 0.05, 0.15, 0.30)
 RISKS = (0.01, 0.05, 0.10, 0.20)
@@ -61,3 +62,34 @@ class Sizes:
 
 FULL = Sizes()
 SMOKE = Sizes(16, 60, 8, 8, 60, 24, 4, 1, 32, counts=(20, 8, 4), variant_counts=(10, 5), every=4)
+
+
+def paper_settings(calls: int, few: bool = False) -> list[dict[str, Any]]:
+    """Settings of the published method in tables (i) to (vi), each once; calls of Algorithm 2.
+
+    ``few`` leaves out repetitions of a sweep in other units or at another tolerance.
+    """
+    tolerances = RISK_TOLERANCES[:1] if few else RISK_TOLERANCES
+    base = {
+        "tolerance": SWEEP_TOLERANCE,
+        "risk": RISK,
+        "units": "algorithm",
+        "sensitivity": True,
+        "longest_age": None,
+        "prefix": FORBIDDEN[0][0],
+        "suffix": FORBIDDEN[0][1],
+        "calls": calls,
+        "depth": PROBES[0][0],
+        "score": PROBES[0][1],
+    }
+    asked = [{"tolerance": value, "risk": risk} for value in tolerances for risk in RISKS]
+    first = [*({"tolerance": value} for value in TOLERANCES), *asked]
+    swept: list[dict[str, Any]] = [{**one, "longest_age": LONGEST_AGE} for one in asked]
+    swept += [{"sensitivity": False}]
+    swept += [{"depth": depth, "score": score} for depth, score in PROBES]
+    swept += [{"prefix": before, "suffix": after} for before, after in FORBIDDEN]
+    swept += [{"calls": count} for count in CALIBRATION_CALLS if count <= calls]
+    accounts = ("mended",) if few else ("algorithm", "mended")
+    found = [{**base, "units": units, **one} for units in UNITS for one in first]
+    found += [{**base, "units": units, **one} for units in accounts for one in swept]
+    return [one for place, one in enumerate(found) if one not in found[:place]]

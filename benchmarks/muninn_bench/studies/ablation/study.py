@@ -1,11 +1,13 @@
-"""Run the study of one teacher: everything that is measured, in an order that can be resumed."""
+"""The study of one teacher: everything is measured, resuming where it stopped, and written."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,11 +16,13 @@ from muninn.errors import CalibrationError, InputError
 from muninn.progress import bars
 from muninn_bench.measure.protocol import plain
 from muninn_bench.networks.teacher import Teacher
+from muninn_bench.report.study_page import table_of, write_page
+from muninn_bench.report.table import Table
+from muninn_bench.studies.ablation import findings, plots, tables
 from muninn_bench.studies.ablation import settings as grid
-from muninn_bench.studies.ablation.analysis import certified_place, deviations
-from muninn_bench.studies.ablation.families import Families
-from muninn_bench.studies.ablation.probed import ProbedPrograms
-from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell
+from muninn_bench.studies.ablation.choices import NOT_MEASURED, certified_place, deviations
+from muninn_bench.studies.ablation.programs import Programs
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, Raw, settings_text
 from muninn_bench.studies.ablation.workbench import Member, Workbench, time_members, time_parts
 
 
@@ -47,7 +51,6 @@ def run_study(
     with bars(progress) as task:
         bench = Workbench(teacher, sizes, torch.device(device), folder, task)
         _describe(bench, name, command)
-        bench.write_clearance()
         members = _measure_all(bench)
         if find_spec("gymnasium_robotics") is not None:
             bench.drive()
@@ -63,28 +66,21 @@ def full_member(bench: Workbench) -> Member:
 
 def _measure_all(bench: Workbench) -> list[Member]:
     """Every cell; returns the programs, for timing."""
-    full = full_member(bench)
+    full, programs, sizes = full_member(bench), Programs(bench), bench.sizes
     bench.measure(full, TEST)
-    tuned, probed = Families(bench), ProbedPrograms(bench)
-    frontiers = grid.TOLERANCES if bench.sizes.every == 1 else grid.TOLERANCES[-1:]
-    members = [
-        member
-        for kind, tolerances in (("static", grid.TOLERANCES), ("frontier", frontiers))
-        for tolerance in tolerances
-        for member in tuned.certified(kind, tolerance)
-    ]
-    members += [*tuned.baselines(), *probed.thresholds()]
+    frontiers = grid.TOLERANCES if sizes.every == 1 else grid.TOLERANCES[-1:]
+    kinds = [("static", tolerance) for tolerance in grid.TOLERANCES]
+    kinds += [("frontier", tolerance) for tolerance in frontiers]
+    members = [member for kind in kinds for member in programs.certified(*kind)]
+    members += [*programs.baselines(), *programs.thresholds()]
     _measure(bench, "families and baselines", members, (CALIBRATE, TEST))
-    paper = probed.paper()
-    _measure(bench, "the published method", paper, (TEST,), bench.sizes.paper)
+    paper = list(programs.paper())
+    _measure(bench, "the published method", paper, (TEST,), sizes.paper)
     gates = []
     for tolerance in grid.ADAPTIVE_TOLERANCES:
-        gates += _measure_gates(bench, tuned.certified("adaptive", tolerance), tolerance)
-        gates += _measure_gates(
-            bench, probed.probe_gates(tolerance, tuned.forecast(tolerance)), tolerance
-        )
-    streams = (CALIBRATE, TEST)
-    _measure(bench, "forecasts (vii)", tuned.variants(), streams, bench.sizes.variants)
+        gates += _measure_gates(bench, [*programs.certified("adaptive", tolerance)], tolerance)
+        gates += _measure_gates(bench, [*programs.probe_gates(tolerance)], tolerance)
+    _measure(bench, "forecasts (vii)", [*programs.variants()], (CALIBRATE, TEST), sizes.variants)
     return [full, *members, *paper, *gates]
 
 
@@ -113,18 +109,20 @@ def _measure_gates(bench: Workbench, family: list[Member], tolerance: float) -> 
 
 def _describe(bench: Workbench, name: str, command: str) -> None:
     sizes, shape = bench.sizes, bench.planner.shape
-    streams = ("tune", "calibrate", "test", "ghost", "drive")
+    paper = grid.paper_settings(sizes.ghost, few=sizes.every > 1)
     document = {
         "teacher": name,
         "weights": bench.weights,
         "steps": len(bench.planner.sampler),
         "horizon": shape[0],
         "width": shape[-1],
-        "calls": {stream: getattr(sizes, stream) for stream in streams},
+        "calls": {k: getattr(sizes, k) for k in ("tune", "calibrate", "test", "ghost", "drive")},
         "seed": grid.SEED,
-        "tolerances": list(grid.TOLERANCES),
-        "risks": list(grid.RISKS),
+        "tolerances": grid.TOLERANCES,
+        "risks": grid.RISKS,
+        "risk_tolerances": sorted({own["tolerance"] for own in paper if own["risk"] != grid.RISK}),
         "confidence": grid.CONFIDENCE,
+        "published": {k: v for k, v in paper[0].items() if k not in ("tolerance", "risk", "units")},
         "command": command,
         "versions": library_versions(),
         "quick": sizes != grid.FULL,
@@ -137,3 +135,67 @@ def _describe(bench: Workbench, name: str, command: str) -> None:
                 f"{bench.folder} was measured with other {what}; measure into an empty folder"
             )
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+# -- the page ------------------------------------------------------------------------------
+
+
+def all_tables(raw: Raw) -> list[Table]:
+    """Every table of the study; ``page.md`` says where it stands and how to read it."""
+    return [
+        *(table_of(make, raw) for make in (*tables.TABLES, *findings.TABLES)),
+        *(
+            table_of(tables.ii_risk, raw, value, name=f"ii_risk_{value:g}")
+            for value in raw.info["risk_tolerances"]
+        ),
+    ]
+
+
+def write_results(folder: Path, out: Path) -> list[str]:
+    """Write tables, plots and ``README.md`` of a raw folder into ``out``.
+
+    Missing measurements leave rows or columns empty; nothing is measured here.
+
+    Returns:
+        Names of the files written.
+
+    Raises:
+        InputError: the folder holds no cells.
+    """
+    raw = Raw(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("families.json", "alternatives.json"):
+        if (folder / name).is_file():
+            shutil.copy(folder / name, out / name)
+    pictures = {draw.__name__: partial(draw, raw) for draw in plots.PICTURES}
+    template = Path(__file__).with_name("page.md")
+    return write_page(out, template, _words(raw), all_tables(raw), pictures)
+
+
+def _words(raw: Raw) -> dict[str, Any]:
+    """What the page names in braces: what was measured, on what, with which command."""
+
+    def listed(values: Any) -> str:
+        return ", ".join(f"{value:g}" if isinstance(value, float) else value for value in values)
+
+    counts = sorted({(cell.stream, len(cell.deviation)) for cell in raw.cells})
+    timed = "{hardware}, {rounds} interleaved rounds of batch-1 calls"
+    quick = " This is a quick run: small samples, not for quoting."
+    return {
+        **raw.info,
+        "calls": settings_text(raw.info["calls"]),
+        "counts": listed(f"{stream} {count}" for stream, count in counts),
+        "cells": len(raw.cells),
+        "devices": listed(sorted({cell.device for cell in raw.cells})),
+        "tolerances": listed(raw.tolerances),
+        "risks": listed(raw.risks),
+        "timed": timed.format(**raw.timing) if raw.timing else NOT_MEASURED,
+        "hardware": raw.timing.get("hardware"),
+        "versions": settings_text(raw.info["versions"]),
+        "quick": quick if raw.info["quick"] else "",
+        "risk": grid.RISK,
+        "kept": 1.0 - grid.RISK,
+        "tolerance": grid.TOLERANCE,
+        "doubt": 1.0 - raw.confidence,
+        "usual": f"the paper's method has {settings_text(raw.published)}",
+    }

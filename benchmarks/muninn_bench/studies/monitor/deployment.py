@@ -6,6 +6,7 @@ Each scenario gives audited calls; the certified member is measured on them once
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +33,6 @@ from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, ma
 from muninn_bench.tasks.maze2d.world import MazeWorld
 
 _CHUNK = 40
-_FIGURES = ("deviation", "estimate")
 _DRIVER = 4
 """Member that drives to the second call of an episode: the one the demo certifies."""
 _DRIVEN_FRAMES = 64
@@ -96,10 +96,9 @@ class OtherWorld(MazeWorld):
             cells[scenario.wall] = 1
             with redirect_stderr(io.StringIO()):
                 self._environment = gymnasium.make("PointMaze_Large-v3", maze_map=cells.tolist())
-        model = self._environment.unwrapped.point_env.model
-        model.body_mass[:] *= scenario.mass
-        model.body_inertia[:] *= scenario.mass
-        mujoco.mj_setConst(model, mujoco.MjData(model))  # a simple body's mass is kept twice
+        self.model.body_mass[:] *= scenario.mass
+        self.model.body_inertia[:] *= scenario.mass
+        mujoco.mj_setConst(self.model, mujoco.MjData(self.model))  # the mass is kept twice
 
     def drive(self, problem: maze.MazeProblem, frames: FloatArray) -> FloatArray:
         """State ``(x, y, vx, vy)`` after following frames ``(count, >= 4)`` in world units."""
@@ -195,37 +194,32 @@ def measure(path: Path, options: Options, progress: bool) -> Deployment:
     }
     journal = Journal(path, identity)
 
-    def pool(scenario: Scenario, members: tuple[int, ...], calls: int) -> list[FloatArray]:
+    def pool(scenario: Scenario, members: Sequence[int], calls: int) -> tuple[FloatArray, ...]:
         """Excess and error estimates of a scenario, each (calls, members)."""
         stream = call_seed(options.seed, int(scenario == STATIONARY)) % 2**31
         advance, parts = task(scenario.name, calls), []
         for first in range(0, calls, _CHUNK):
             count = min(_CHUNK, calls - first)
             key = f"{scenario.name}/{first}-{count}/{members}"
-            if (stored := journal.get(key)) is None:
+            if journal.get(key) is None:
                 with torch.autocast("cpu", torch.bfloat16) if scenario.half else nullcontext():
                     contexts = audited_contexts(scenario, teacher, driver, stream, first, count)
-                    paired = PairedCalls(
-                        planner, contexts, count, rms_step, call_seed(stream, first)
-                    )
+                    seed = call_seed(stream, first)
+                    paired = PairedCalls(planner, contexts, count, rms_step, seed)
                     found = [paired.measure(family.member(k), list(range(count))) for k in members]
-                stored = {
-                    name: np.stack([getattr(one, name) for one in found], axis=1).tolist()
-                    for name in _FIGURES
-                }
-                journal.put(key, stored)
-            parts.append(stored)
+                journal.put(key, [[own.deviation.tolist(), own.estimate.tolist()] for own in found])
+            parts.append(np.array(journal.get(key)))
             advance(count)
-        deviation, estimate = (np.concatenate([part[name] for part in parts]) for name in _FIGURES)
-        return [deviation / options.tolerance, estimate]
+        deviation, estimate = np.concatenate(parts, axis=2).transpose(1, 2, 0)
+        return deviation / options.tolerance, estimate
 
     with bars(progress) as task:
-        members = tuple(range(1, len(family)))
+        members = range(1, len(family))
         excess, estimates = pool(STATIONARY, members, options.calibration + options.stationary)
         table = np.pad(excess[: options.calibration], ((0, 0), (1, 0)))  # Full deviates by nothing
         member = max(1, choose_member(table, options.risk, options.confidence))
         shifts = {}
         for scenario in SHIFTS:
-            own, estimate = pool(scenario, (member,), options.shifted)
+            own, estimate = pool(scenario, [member], options.shifted)
             shifts[scenario.name] = (own[:, 0], estimate[:, 0])
     return Deployment(member, excess, estimates[:, member - 1], shifts)

@@ -1,4 +1,4 @@
-"""Streams of audits drawn from recorded deviations, and what the monitor makes of them."""
+"""Streams of audits drawn from measured calls, and what the monitor makes of them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from muninn_bench.measure.verdicts import share_limit
 from muninn_bench.studies.monitor.deployment import SHIFTS, Deployment, Options
 
 Row = dict[str, Any]
-Counts = npt.NDArray[np.int64]
-NEVER = -1
+NEVER = math.inf
+"""Audits until an alarm that is not raised."""
 AFTER = ("alarm_at_once", "alarm_after_good_audits", "warning_after_good_episodes")
 """Columns of delays: the shift comes at once, or after good audits or episodes."""
 _POWER = (1.5, 2.0, 4.0, 10.0, 20.0)
 """Violation rates, as multiples of the risk, whose delays are tabulated."""
 
 
-def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> Counts:
+def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> FloatArray:
     """Audits until each stream's alarm, (streams,), at a level; ``NEVER`` where there is none.
 
     ``violated`` holds the outcomes of the audits in order, (streams, audits).
@@ -53,7 +53,7 @@ def first_alarms(violated: npt.NDArray[np.bool_], risk: float, level: float) -> 
 
 def chain_streams(
     excess: FloatArray, options: Options, generator: Generator
-) -> tuple[npt.NDArray[np.bool_], Counts]:
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Outcomes of audits (streams, audits) of members chosen on resampled units, and these.
 
     Each stream is calibrated on its own; 0 is full compute.
@@ -71,7 +71,7 @@ def chain_streams(
 
 def delays(
     before: FloatArray, after: FloatArray, good: int, options: Options, generator: Generator
-) -> Counts:
+) -> FloatArray:
     """Audits from a change to the alarm; ``NEVER`` where there is none.
 
     The change comes after ``good`` audits, and ``options.audits`` follow it. Streams that raise a
@@ -79,13 +79,13 @@ def delays(
     """
     early = generator.choice(before, (options.streams, good)) > 1.0
     late = generator.choice(after, (options.streams, options.audits)) > 1.0
-    violated = np.concatenate([early, late], axis=1)
-    return _from_change(first_alarms(violated, options.risk, options.level), good)
+    found = first_alarms(np.concatenate([early, late], axis=1), options.risk, options.level)
+    return found[found > good] - good
 
 
 def warning_delays(
     before: FloatArray, after: FloatArray, good: int, options: Options, generator: Generator
-) -> Counts:
+) -> FloatArray:
     """Episodes from a change to the drift warning, as in :func:`delays` but from estimates."""
     found = np.full(options.streams, NEVER)
     for stream in range(options.streams):
@@ -96,12 +96,7 @@ def warning_delays(
             if drift.e_value >= 1.0 / options.level:
                 found[stream] = place
                 break
-    return _from_change(found, good)
-
-
-def _from_change(found: Counts, good: int) -> Counts:
-    kept = found[(found == NEVER) | (found > good)]
-    return np.where(kept == NEVER, NEVER, kept - good)
+    return found[found > good] - good
 
 
 def false_alarms(deployment: Deployment, options: Options) -> list[Row]:
@@ -112,32 +107,28 @@ def false_alarms(deployment: Deployment, options: Options) -> list[Row]:
     """
     generator = default_rng([options.seed, 1])
     level, shape = options.level, (options.streams, options.audits)
-    own = generator.choice(deployment.own, shape) > 1.0
-    chained, _ = chain_streams(deployment.excess, options, generator)
-    rows = [
-        _alarms(name, float(violated.mean()), first_alarms(violated, options.risk, level), bound)
-        for name, violated, bound in (
-            ("the certified member", own, level),
-            ("calibrated anew for each stream", chained, level + 1.0 - options.confidence),
-            ("exactly at the risk", generator.random(shape) < options.risk, level),
-        )
-    ]
-    fewer = replace(options, streams=max(100, options.streams // 2))
-    pool = deployment.estimates
-    warned = warning_delays(pool, pool, 0, fewer, default_rng([options.seed, 2]))
-    return [*rows, _alarms("drift warnings", None, warned, level)]
-
-
-def _alarms(name: str, rate: float | None, alarms: Counts, bound: float) -> Row:
-    return {
-        "streams": name,
-        "count": len(alarms),
-        "violation_rate": rate,
-        "alarm_share": float(np.mean(alarms != NEVER)),
-        "bound": bound,
-        "limit": share_limit(bound, len(alarms)),
-        "alarms": alarms,
+    streams = {
+        "the certified member": generator.choice(deployment.own, shape) > 1.0,
+        "calibrated anew for each stream": chain_streams(deployment.excess, options, generator)[0],
+        "exactly at the risk": generator.random(shape) < options.risk,
     }
+    found = {name: first_alarms(own, options.risk, level) for name, own in streams.items()}
+    fewer, pool = replace(options, streams=max(100, options.streams // 2)), deployment.estimates
+    found["drift warnings"] = warning_delays(pool, pool, 0, fewer, default_rng([options.seed, 2]))
+    rows = []
+    for name, alarms in found.items():
+        bound = level + 1.0 - options.confidence if "anew" in name else level
+        row = {
+            "streams": name,
+            "count": len(alarms),
+            "violation_rate": float(streams[name].mean()) if name in streams else None,
+            "alarm_share": float(np.mean(alarms < NEVER)),
+            "bound": bound,
+            "limit": share_limit(bound, len(alarms)),
+            "alarms": alarms,
+        }
+        rows.append(row)
+    return rows
 
 
 def detections(deployment: Deployment, options: Options) -> list[Row]:
@@ -146,6 +137,7 @@ def detections(deployment: Deployment, options: Options) -> list[Row]:
     for place, scenario in enumerate(SHIFTS):
         excess, estimates = deployment.shifts[scenario.name]
         violations, calls = int((excess > 1.0).sum()), len(excess)
+        generator = default_rng([options.seed, 3, place])
         row = {
             "name": scenario.name,
             "changes": scenario.changes,
@@ -154,9 +146,8 @@ def detections(deployment: Deployment, options: Options) -> list[Row]:
             "violation_rate": violations / calls,
             "violation_ci95": wilson(violations, calls),
             "twice_the_risk": violations / calls >= 2 * options.risk,
+            **_alarm_delays(deployment, excess, options, generator),
         }
-        generator = default_rng([options.seed, 3, place])
-        row |= _alarm_delays(deployment, excess, options, generator)
         pool = deployment.estimates
         row[AFTER[2]] = warning_delays(pool, estimates, options.good, fewer, generator)
         rows.append(row)

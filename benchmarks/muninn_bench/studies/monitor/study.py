@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,12 +11,14 @@ import numpy as np
 
 from muninn.certify.certificate import library_versions
 from muninn.files import write_whole
+from muninn.model.schedule import FloatArray
 from muninn_bench.measure.verdicts import Criterion, verdicts
+from muninn_bench.report.study_page import write_page
 from muninn_bench.report.style import outside_legend, save, subplots
 from muninn_bench.report.table import markdown, write_csv
 from muninn_bench.studies.monitor import streams
 from muninn_bench.studies.monitor.deployment import Deployment, Options, measure
-from muninn_bench.studies.monitor.streams import AFTER, NEVER, Counts, Row
+from muninn_bench.studies.monitor.streams import AFTER, NEVER, Row
 
 _COLOURS = ("tab:brown", "tab:pink", "tab:cyan")  # none of the streams'
 
@@ -35,7 +37,7 @@ def simulate(out: Path, deployment: Deployment, options: Options, command: str) 
     shifts = streams.detections(deployment, options)
     criteria = judge(alarms, shifts, options)
     certified, others = np.split(deployment.own > 1.0, [options.calibration])
-    summary = {
+    summary: Row = {
         "command": command,
         "options": asdict(options),
         "versions": library_versions(),
@@ -50,7 +52,8 @@ def simulate(out: Path, deployment: Deployment, options: Options, command: str) 
     write_csv(out / "calls.csv", _calls(deployment, options), digits=5)
     text = json.dumps(summary, indent=1, default=delay_summary)
     write_whole(out / "result.json", text + "\n")
-    write_whole(out / "README.md", _readme(summary, criteria))
+    words = {**summary, **summary["options"], **_tables(summary), "verdicts": verdicts(criteria)}
+    write_page(out, Path(__file__).with_name("page.md"), words)
     _plot(out / "monitor.png", summary, alarms)
     return criteria
 
@@ -65,7 +68,7 @@ def judge(alarms: list[Row], shifts: list[Row], options: Options) -> list[Criter
     for row in shifts:
         if row["violation_rate"] < 2.0 * options.risk:
             continue
-        share, median = float(np.mean(row[AFTER[0]] != NEVER)), np.median(row[AFTER[0]])
+        share, median = float(np.mean(row[AFTER[0]] < NEVER)), np.median(row[AFTER[0]])
         name = f"a rate of at least {2 * options.risk:g} is detected"
         text = f"rate {row['violation_rate']:.3f}; {share:.1%} of streams within {options.audits} "
         text += f"audits, median {median:.0f}"
@@ -73,17 +76,14 @@ def judge(alarms: list[Row], shifts: list[Row], options: Options) -> list[Criter
     return found
 
 
-def delay_summary(found: Counts) -> dict[str, float | None]:
+def delay_summary(found: FloatArray) -> dict[str, float | None]:
     """Share that was found, and the median and 90% quantile of the delay over all streams.
 
     A stream that was never found counts as longer than any.
     """
-    ordered = np.sort(np.where(found == NEVER, np.inf, found))
-    summary: dict[str, float | None] = {"share": float(np.mean(found != NEVER))}
-    for name, level in (("median", 0.5), ("p90", 0.9)):
-        value = float(ordered[min(int(np.ceil(level * len(ordered))) - 1, len(ordered) - 1)])
-        summary[name] = value if np.isfinite(value) else None
-    return summary
+    ends = np.sort(found)[[math.ceil(level * len(found)) - 1 for level in (0.5, 0.9)]].tolist()
+    median, late = (None if end == NEVER else end for end in ends)
+    return {"share": float(np.mean(found < NEVER)), "median": median, "p90": late}
 
 
 def _calls(deployment: Deployment, options: Options) -> list[Row]:
@@ -101,43 +101,8 @@ def _calls(deployment: Deployment, options: Options) -> list[Row]:
     return rows
 
 
-def _plot(path: Path, summary: Row, alarms: list[Row]) -> None:
-    """Alarms in stationary streams over time, and delays under each shift."""
-    figure, (left, right) = subplots(1, 2, 11, 5.2)
-    options = summary["options"]
-    audits, level = options["audits"], options["level"]
-
-    def drawn(found: Counts) -> Counts:
-        return np.where(found == NEVER, 10 * audits, found)  # never lies beyond the edge
-
-    for row in alarms:
-        left.ecdf(drawn(row["alarms"]), label=row["streams"])
-    both = level + 1 - options["confidence"]
-    left.axhline(level, color="0.3", linestyle="--", linewidth=1, label="level")
-    left.axhline(both, color="0.6", linestyle=":", linewidth=1, label="level + delta")
-    left.set(xlabel="audits (drift: episodes)", ylabel="share of streams with an alarm")
-    left.set(title="False alarms in stationary streams", xlim=(0, audits), ylim=(0, 1.3 * both))
-    rows = [*summary["shifts"], *summary["power"]]
-    kinds = ("alarm, shift at once", f"alarm, after {options['good']} good audits", "drift warning")
-    for name, label, height, colour in zip(AFTER, kinds, (0.22, 0.0, -0.22), _COLOURS, strict=True):
-        own = {height - place: drawn(row[name]) for place, row in enumerate(rows) if name in row}
-        ends = [np.quantile(found, (0.1, 0.5, 0.9), method="lower") for found in own.values()]
-        low, middle, high = np.transpose(ends)
-        right.hlines(list(own), low, high, color=colour, linewidth=3, alpha=0.5)
-        right.plot(middle, list(own), "o", color=colour, label=label, markersize=5)
-    names = ["{name}\nrate {violation_rate:.2f}".format(**row) for row in summary["shifts"]]
-    names += ["given rate {violation_rate:g}".format(**row) for row in summary["power"]]
-    right.set_yticks(-np.arange(len(names)), names)
-    right.set(xscale="log", xlim=(0.8, 2.0 * audits))
-    right.set(xlabel="audits (drift: episodes) after the shift")
-    right.set(title="Delay: median, 10% to 90% (not drawn: beyond)")
-    right.axvline(audits, color="0.6", linestyle=":", linewidth=1)
-    right.grid(axis="x", alpha=0.3)
-    outside_legend(figure)
-    save(figure, path)
-
-
-def _readme(summary: Row, criteria: Sequence[Criterion]) -> str:
+def _tables(summary: Row) -> Row:
+    """The page's tables, by name."""
     audits, headings = summary["options"]["audits"], ["alarm, at once", "alarm, later"]
 
     def cells(row: Row) -> list[str]:
@@ -156,47 +121,47 @@ def _readme(summary: Row, criteria: Sequence[Criterion]) -> str:
     for row in summary["shifts"]:
         rate = "{:.3f} ({:.3f} to {:.3f})".format(row["violation_rate"], *row["violation_ci95"])
         shifts.append([row["name"], rate, *cells(row)])
-    power = [[f"{row['violation_rate']:g}", *cells(row)] for row in summary["power"]]
-    tables = {
+    rates = [[f"{row['violation_rate']:g}", *cells(row)] for row in summary["power"]]
+    later = ["shift", "violation rate (95%)", *headings, "drift warning, later"]
+    return {
         "twice": 2 * summary["options"]["risk"],
-        "verdicts": verdicts(criteria),
+        "picture": "![false alarms and delays](monitor.png)",
         "alarms": markdown(["streams", "number", "violation rate", "alarms", "bound"], alarms),
         "changes": "\n".join("- **{name}**: {changes}.".format(**row) for row in summary["shifts"]),
-        "delays": markdown(
-            ["shift", "violation rate (95%)", *headings, "drift warning, later"], shifts
-        ),
-        "by_rate": markdown(["violation rate", *headings], power),
+        "delays": markdown(later, shifts),
+        "by_rate": markdown(["violation rate", *headings], rates),
     }
-    return "\n\n".join(_PAGE).format(**summary | summary["options"] | tables) + "\n"
 
 
-_PAGE = (
-    "# The monitor: false alarms and delays",
-    "Made by `{command}` (torch {versions[torch]}). The bundled Maze2D planner with its committed "
-    "family; an episode plans, drives 1.9 s of the plan and plans again, and one of its two calls, "
-    "drawn at random, is measured. {calibration} such calls certify member {member} for "
-    "{tolerance:g} at risk {risk:g}, confidence {confidence:g}; {stationary} further ones and "
-    "{shifted} per shift were measured under it. Streams of audits are drawn from these calls with "
-    "replacement. Alarm and warning have level {level:g}.",
-    "![false alarms and delays](monitor.png)",
-    "{verdicts}",
-    "## False alarms",
-    "Share of streams with an alarm within {audits} audits (drift: episodes).",
-    "{alarms}",
-    "## Shifts",
-    "{changes}",
-    "Violation rate without a shift: {rate_calibration:.3f} on the {calibration} calls certified "
-    "on, {rate_stationary:.3f} on the {stationary} others. Delays: share of streams detected "
-    "within {audits} audits (drift: episodes), median and in brackets the 90% quantile, counted "
-    "from the change. *At once*: the shift is there from the first audit. *Later*: after {good} "
-    "good audits, whose e-value has sunk by then. The drift warning sees every episode, not only "
-    "audited ones; it says that estimates have changed, not that the promise is broken. The sizes "
-    "of the shifts were fixed before any of them was measured; those whose rate stays below "
-    "{twice:g} are no case for an alarm.",
-    "{delays}",
-    "## Delays by violation rate",
-    "The same for given rates: what a shift of that size would take.",
-    "{by_rate}",
-    "`calls.csv`: every measured call (deviation over tolerance per member, error estimate); "
-    "`result.json`: all figures.",
-)
+def _plot(path: Path, summary: Row, alarms: list[Row]) -> None:
+    """Alarms in stationary streams over time, and delays under each shift."""
+    figure, (left, right) = subplots(1, 2, 11, 5.2)
+    options = summary["options"]
+    audits, level = options["audits"], options["level"]
+    beyond = 10 * audits  # the edge: where what never comes is drawn
+    for row in alarms:
+        left.ecdf(np.minimum(row["alarms"], beyond), label=row["streams"])
+    both = level + 1 - options["confidence"]
+    left.axhline(level, color="0.3", linestyle="--", linewidth=1, label="level")
+    left.axhline(both, color="0.6", linestyle=":", linewidth=1, label="level + delta")
+    left.set(xlabel="audits (drift: episodes)", ylabel="share of streams with an alarm")
+    left.set(title="False alarms in stationary streams", xlim=(0, audits), ylim=(0, 1.3 * both))
+    rows = [*summary["shifts"], *summary["power"]]
+    kinds = ("alarm, shift at once", f"alarm, after {options['good']} good audits", "drift warning")
+    for name, label, height, colour in zip(AFTER, kinds, (0.22, 0.0, -0.22), _COLOURS, strict=True):
+        own = {height - place: row[name] for place, row in enumerate(rows) if name in row}
+        drawn = [np.minimum(found, beyond) for found in own.values()]
+        ends = [np.quantile(found, (0.1, 0.5, 0.9), method="lower") for found in drawn]
+        low, middle, high = np.transpose(ends)
+        right.hlines(list(own), low, high, color=colour, linewidth=3, alpha=0.5)
+        right.plot(middle, list(own), "o", color=colour, label=label, markersize=5)
+    names = ["{name}\nrate {violation_rate:.2f}".format(**row) for row in summary["shifts"]]
+    names += ["given rate {violation_rate:g}".format(**row) for row in summary["power"]]
+    right.set_yticks(-np.arange(len(names)), names)
+    right.set(xscale="log", xlim=(0.8, 2.0 * audits))
+    right.set(xlabel="audits (drift: episodes) after the shift")
+    right.set(title="Delay: median, 10% to 90% (not drawn: beyond)")
+    right.axvline(audits, color="0.6", linestyle=":", linewidth=1)
+    right.grid(axis="x", alpha=0.3)
+    outside_legend(figure)
+    save(figure, path)

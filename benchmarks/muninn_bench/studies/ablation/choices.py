@@ -1,4 +1,4 @@
-"""Decisions and statistics of the study: who is certified, which heuristic stops where, Holm.
+"""Who is certified, which heuristic stops where, and the figures of what was chosen.
 
 Everything is a function of measured cells; nothing is run.
 """
@@ -15,15 +15,53 @@ from muninn.certify.certificate import Bound
 from muninn.certify.risk import choose_member, order_statistic
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
-from muninn.paper.ghost import GhostPairs
-from muninn_bench.measure.statistics import spearman
+from muninn_bench.measure.statistics import mean, proportion
+from muninn_bench.report.style import BLUE, GREEN, INK, PINK, SKY, YELLOW
+from muninn_bench.report.table import Row, Value
 from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Cell, Raw
 
 TOO_FEW = "too few calls"
 NOT_MEASURED = "not measured"
 HEURISTIC_CALLS = 100
-HOLM_LEVEL = 0.01
-"""Both are said in words above tables (ii) and ``holm`` as well."""
+"""Said in words above table (ii) as well."""
+
+METHODS = {
+    "full": ("full compute", INK, "*"),
+    "static": ("our cache, static plan", BLUE, "o"),
+    "adaptive": ("our cache, adaptive gate", SKY, "D"),
+    "frontier": ("our cache, frontier", INK, "P"),
+    "fewsteps": ("fewer steps", YELLOW, "v"),
+    "dpmsolver": ("DPM-Solver++", GREEN, "^"),
+    "unipc": ("UniPC", "#0B5D45", "<"),
+    "taylor": ("Taylor series", PINK, "s"),
+    "fixedskip": ("fixed skip", "#999999", "x"),
+    "probethresh": ("probe threshold", "#8C6D1F", "+"),
+    "teacache": ("TeaCache", "#B8A000", "1"),
+    "probegate": ("probe gate, our forecast", "#332288", "*"),
+}
+"""Title, colour and marker, which tells lines apart without colour."""
+TITLES = {kind: title for kind, (title, *_) in METHODS.items()}
+CERTIFIED = {kind: TITLES[kind].replace("our", "certified") for kind in tuple(TITLES)[1:4]}
+BASELINES = tuple(TITLES)[4:-1]
+
+
+def title_of(method: str, *, tuned: bool = True) -> str:
+    """A method's name for people, with the tolerance it was tuned for.
+
+    Not ``tuned``, it is the name in a table in which every row is certified.
+
+    >>> title_of("static-0.05"), title_of("static-0.05", tuned=False)
+    ('our cache, static plan (tuned for 0.05)', 'certified cache, static plan')
+    """
+    kind, _, rest = method.partition("-")
+    if kind == "variant":
+        return "variant: " + rest.replace("-", ", ")
+    if not tuned:
+        return {**TITLES, **CERTIFIED}[kind]
+    return TITLES.get(kind, kind) + (f" (tuned for {rest})" if rest else "")
+
+
+# -- choices ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -98,33 +136,9 @@ def _choose(raw: Raw, method: str, rule: Callable[[FloatArray], int]) -> Choice:
         return Choice(-1, None, None, TOO_FEW)
     chosen, test = None, raw.full if family else None
     if place >= 0:
-        chosen = family[place]
-        wanted = replace(chosen.key, stream=TEST)
-        test = next((cell for cell in raw.family(method) if cell.key == wanted), None)
+        chosen, name = family[place], family[place].filename(TEST)
+        test = next((cell for cell in raw.family(method) if cell.filename(TEST) == name), None)
     return Choice(place, chosen, test, "" if test else NOT_MEASURED)
-
-
-def calibration_error(shares: Sequence[float], risks: Sequence[float]) -> tuple[float, float]:
-    """Mean of ``|share - risk|`` (the paper's MACE) and mean of ``max(0, share - risk)``.
-
-    >>> [round(value, 6) for value in calibration_error([0.0, 0.3], [0.1, 0.2])]
-    [0.1, 0.05]
-    """
-    gap = np.asarray(shares, dtype=np.float64) - np.asarray(risks, dtype=np.float64)
-    return float(np.abs(gap).mean()), float(np.maximum(gap, 0.0).mean())
-
-
-def probe_correlations(pairs: GhostPairs) -> tuple[float, FloatArray]:
-    """Rank correlation of score and error, pooled and within each eligible step, (eligible,).
-
-    Pooling mixes two things: that both change along the chain, which a table of the step index
-    would know, and that the score tells calls apart, which is what a per-call decision needs. A
-    step where either is constant has NaN.
-    """
-    scores, errors = pairs.scores[:, pairs.eligible], pairs.errors[:, pairs.eligible]
-    pooled, _ = spearman(scores.ravel(), errors.ravel())
-    within = [spearman(score, error)[0] for score, error in zip(scores.T, errors.T, strict=True)]
-    return pooled, np.array(within)
 
 
 def call_bound(cell: Cell, risk: float) -> Bound | None:
@@ -142,3 +156,40 @@ def call_bound(cell: Cell, risk: float) -> Bound | None:
     knots = Bound(fit.X_thresholds_.astype(float), fit.y_thresholds_.astype(float), 0.0)
     residuals = np.sort(cell.deviation[half:] - knots.fitted(cell.estimate[half:]))
     return replace(knots, quantile=float(residuals[-rank]))
+
+
+# -- figures ---------------------------------------------------------------------------------
+
+FIGURES: dict[str, Callable[[Raw, Cell, float], Value]] = {
+    "evaluations": lambda raw, cell, _: mean(cell.evaluations),
+    "evaluations / T": lambda raw, cell, _: float(cell.evaluations.mean() / raw.steps),
+    "reuse": lambda raw, cell, _: float(1.0 - cell.evaluations.mean() / raw.steps),
+    "median ms": lambda raw, cell, _: cell.milliseconds,
+    "speed-up": lambda raw, cell, _: raw.speed_up(cell),
+    "mean deviation": lambda raw, cell, _: mean(cell.deviation),
+    "p95 deviation": lambda raw, cell, _: float(np.quantile(cell.deviation, 0.95)),
+    "violations": lambda raw, cell, tolerance: proportion(cell.deviation > tolerance),
+    "collisions": lambda raw, cell, _: proportion(cell.collided),
+    "success": lambda raw, cell, _: proportion(cell.success),
+    "success / full, %": lambda raw, cell, _: relative_success(raw, cell),
+}
+
+
+def figures(raw: Raw, chosen: Cell | Choice, tolerance: float, names: Sequence[str]) -> Row:
+    """The figures called ``names`` of a program on the test stream.
+
+    Where nothing was chosen, the first says why and the others are empty.
+    """
+    if isinstance(chosen, Choice):
+        if chosen.test is None:
+            return {**dict.fromkeys(names), names[0]: chosen.why}
+        chosen = chosen.test
+    return {name: FIGURES[name](raw, chosen, tolerance) for name in names}
+
+
+def relative_success(raw: Raw, cell: Cell) -> float | None:
+    """Successes in percent of those of full compute on the same calls; None if not driven."""
+    reference = raw.full.success[: len(cell.success)] if raw.full else cell.success[:0]
+    if len(reference) < len(cell.success) or not reference.any():
+        return None
+    return float(100.0 * cell.success.sum() / reference.sum())
