@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.results import Row
 from muninn_bench.studies.latency.settings import Settings
 from muninn_bench.studies.latency.variants import TimedVariant, random_variant
 

@@ -25,7 +25,6 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from muninn.certify.cached import CachedPlanner
 from muninn.certify.cached import cache as cached
 from muninn.certify.calibrate import calibrate
 from muninn.certify.journal import Journal
@@ -136,20 +135,6 @@ def tune_fewer(programs: ClosedLoopPrograms, contexts: Tensor, seed: int) -> Alt
     return min(found.values(), key=lambda alternative: alternative.excess)
 
 
-def load_fast(platform: Platform, path: Path) -> CachedPlanner:
-    """The certified planner.
-
-    Raises:
-        CertificateError: the file cannot be used; says how to make it again.
-    """
-    try:
-        return cached(platform.planner, path)
-    except CertificateError as error:
-        raise CertificateError(
-            f"{error}. Or make it again: `muninn-bench fly` with --calibrate"
-        ) from error
-
-
 @dataclass(frozen=True)
 class Paths:
     """The certificate, single-job latencies, and a folder of scouts and journals, not committed."""
@@ -164,10 +149,28 @@ class Paths:
         return self.trace.with_name("fewer.json")
 
 
+def load_programs(platform: Platform, paths: Paths) -> ClosedLoopPrograms:
+    """The platform with its certified planner, and with fewer steps if they are tuned.
+
+    Raises:
+        CertificateError: the certificate cannot be used; says how to make it again.
+    """
+    try:
+        fast = cached(platform.planner, paths.certificate)
+    except CertificateError as error:
+        raise CertificateError(
+            f"{error}. Or make it again: `muninn-bench fly` with --calibrate"
+        ) from error
+    fewer = None
+    if paths.fewer.exists():
+        fewer = Alternative.from_json(json.loads(paths.fewer.read_text()))
+    return ClosedLoopPrograms(platform, fast, fewer)
+
+
 def prepare(
     build: Build, settings: Settings, paths: Paths, *, fewer: bool = True
 ) -> ClosedLoopPrograms:
-    """The platform with its certified planner; certifies first where there is no certificate.
+    """What is flown; certifies first where there is no certificate.
 
     ``fewer`` says whether fewer steps will be flown; they are tuned where they are not yet.
     """
@@ -184,19 +187,13 @@ def prepare(
             resume=journal,
         ).save(paths.certificate)
         journal.unlink()
-    fast = load_fast(platform, paths.certificate)
-    if fewer and not paths.fewer.exists():
+    programs = load_programs(platform, paths)
+    if fewer and programs.fewer is None:
         known = scout(build, replace(settings, scouts=min(settings.scouts, TUNED_ON)), paths.work)
-        found = tune_fewer(ClosedLoopPrograms(platform, fast), known, settings.seed)
+        found = tune_fewer(programs, known, settings.seed)
         write_whole(paths.fewer, json.dumps(found.to_json()) + "\n")
-    return ClosedLoopPrograms(platform, fast, _load_fewer(paths))
-
-
-def _load_fewer(paths: Paths) -> Alternative | None:
-    """The tuned alternative, if there is one."""
-    if not paths.fewer.exists():
-        return None
-    return Alternative.from_json(json.loads(paths.fewer.read_text()))
+        programs = load_programs(platform, paths)
+    return programs
 
 
 def run_study(
@@ -233,7 +230,7 @@ def _programs(build: Build, paths: Paths) -> ClosedLoopPrograms:
     """What this process plans with."""
     platform = build()
     evaluate_on_gpu(platform.planner)  # first: a planner that changes once cached runs full
-    return ClosedLoopPrograms(platform, load_fast(platform, paths.certificate), _load_fewer(paths))
+    return load_programs(platform, paths)
 
 
 def _fly_part(

@@ -20,16 +20,13 @@ from muninn_bench.measure.protocol import Run, plain
 from muninn_bench.measure.turns import spread, take_turns, time_call
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.studies.latency.programs import TunedPrograms
-from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.results import CAPS, Row
 from muninn_bench.studies.latency.settings import Settings
 from muninn_bench.studies.latency.variants import Precision, TimedVariant, random_variant
 from muninn_bench.studies.latency.ways import Way, as_run, run_program
 
 WARM_UP = 2  # of batches and growth: the first call captures
 SHARE = 5  # one evaluation for so many steps
-CAPS = {"gated": 1.5, "gated, loose cap": 2.0}
-"""Gates by the ratio of their cap to the static plan's evaluations: a batch lasts as long as its
-slowest row, so the cap decides what a batch costs."""
 
 
 class Prepared(NamedTuple):

@@ -33,7 +33,7 @@ from muninn_bench.measure.machine import synchronise
 from muninn_bench.measure.protocol import Run
 from muninn_bench.measure.turns import time_call
 from muninn_bench.planners.diffuser import InpaintedDenoiser
-from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.results import Row
 from muninn_bench.studies.latency.variants import InpaintedEnds, TimedVariant
 from muninn_bench.studies.latency.ways import Way
 

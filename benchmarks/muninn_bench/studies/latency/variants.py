@@ -22,6 +22,7 @@ from muninn.model.solvers import ddim
 from muninn_bench.networks.half import halve
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.planners.diffuser import InpaintedDenoiser, inpaint_ends
+from muninn_bench.studies.latency.results import ON_CPU
 from muninn_bench.tasks.maze2d import planner as maze2d
 from muninn_bench.tasks.maze2d.maze import sample_problems
 
@@ -134,8 +135,6 @@ VARIANTS: dict[str, Callable[[torch.device, int], TimedVariant]] = {
     **{teacher[0]: functools.partial(teacher_variant, *teacher) for teacher in _TEACHERS},
 }
 """By name, how each is built on a device with a number of calls; those that targets name first."""
-
-ON_CPU = ("maze2d-fp32", "transformer-fp32")
 
 
 def variant_names(device: str, wanted: Sequence[str] | None) -> tuple[str, ...]:
