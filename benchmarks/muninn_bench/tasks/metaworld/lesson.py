@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from muninn.errors import InputError
-from muninn_bench.tasks.metaworld.data import Demonstrations, load_demonstrations
+from muninn_bench.networks.runs import Runs, load_runs, split_runs
 from muninn_bench.tasks.metaworld.policy import (
     channels,
     flow_loss,
@@ -41,7 +41,7 @@ class Windows:
     """
 
     def __init__(
-        self, demonstrations: Demonstrations, config: Any, preprocessor: Any, device: torch.device
+        self, demonstrations: Runs, config: Any, preprocessor: Any, device: torch.device
     ) -> None:
         steps = channels(demonstrations)
         normalised = preprocessor(dict(steps))
@@ -51,7 +51,7 @@ class Windows:
         centres = [np.arange(a, a + count) for a, count in zip(first, usable, strict=True)]
         if not usable.any():
             raise InputError(
-                f"the longest of {demonstrations.episodes} episodes has {(last + 1 - first).max()} "
+                f"the longest of {len(first)} episodes has {(last + 1 - first).max()} "
                 f"steps; a window needs more than {config.drop_n_last_frames}"
             )
         # (windows, 3): the step, and the first and last of its episode.
@@ -96,16 +96,14 @@ class PolicyLesson:
 
     def __init__(self, data: Path, flow: bool, device: torch.device, seed: int = 0) -> None:
         torch.manual_seed(seed)
-        whole = load_demonstrations(data)
-        kept = whole.episodes - max(1, round(HELD_OUT * whole.episodes))
-        if kept < 1:
-            raise InputError(f"{data} holds {whole.episodes} episodes; give at least 2")
+        whole = load_runs(data)
+        training, rest = split_runs(whole, HELD_OUT)
         policy = make_policy().to(device).train()
         self.kind, self.network, self._flow = ("flow" if flow else "diffusion"), policy, flow
         self._processors = make_processors(policy, whole)
         config, normalise = policy.config, self._processors[0]
-        self._windows = Windows(whole.part(0, kept), config, normalise, device)
-        check = Windows(whole.part(kept, whole.episodes), config, normalise, device)
+        self._windows = Windows(training, config, normalise, device)
+        check = Windows(rest, config, normalise, device)
         self._held_out = check.take(torch.arange(min(len(check), 2048), device=device))
 
     def batch(self, count: int, generator: torch.Generator) -> tuple[dict[str, Tensor]]:

@@ -19,7 +19,7 @@ from muninn.adapters.lerobot.diffusion import ConditionalUNet
 from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.model.solvers import euler
-from muninn_bench.tasks.metaworld.data import Demonstrations
+from muninn_bench.networks.runs import Runs
 from muninn_bench.tasks.metaworld.world import ACTION
 
 STATE, SCENE = "observation.state", "observation.environment_state"
@@ -40,10 +40,10 @@ def features(observations: Tensor) -> dict[str, Tensor]:
     return {STATE: observations[..., :4], SCENE: scene}
 
 
-def channels(demonstrations: Demonstrations) -> dict[str, Tensor]:
+def channels(demonstrations: Runs) -> dict[str, Tensor]:
     """Features and actions of all steps, under LeRobot's names."""
-    seen = features(torch.from_numpy(demonstrations.observations))
-    return seen | {"action": torch.from_numpy(demonstrations.actions)}
+    frames = torch.from_numpy(demonstrations.frames)
+    return features(frames[:, :-ACTION]) | {"action": frames[:, -ACTION:]}
 
 
 def make_policy(down_dims: tuple[int, ...] = (48, 96, 192)) -> Any:
@@ -78,7 +78,7 @@ def make_policy(down_dims: tuple[int, ...] = (48, 96, 192)) -> Any:
     return modeling_diffusion.DiffusionPolicy(config)
 
 
-def make_processors(policy: Any, demonstrations: Demonstrations) -> tuple[Any, Any]:
+def make_processors(policy: Any, demonstrations: Runs) -> tuple[Any, Any]:
     """LeRobot's pre- and postprocessor with the limits of the data."""
     from lerobot.policies.diffusion.processor_diffusion import (  # type: ignore[import-not-found]
         make_diffusion_pre_post_processors,

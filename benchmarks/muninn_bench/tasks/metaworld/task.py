@@ -23,7 +23,7 @@ from muninn.model.planner import Planner
 from muninn_bench.models import model_file
 from muninn_bench.networks.trainer import Training
 from muninn_bench.task import Result, Stream
-from muninn_bench.tasks.metaworld.data import generate
+from muninn_bench.tasks.metaworld.data import RECORDING
 from muninn_bench.tasks.metaworld.lesson import PolicyLesson
 from muninn_bench.tasks.metaworld.policy import STEPS, features, flow_planner, load_policy
 from muninn_bench.tasks.metaworld.world import DATA, STEP_LIMIT, PickPlace, draw_problem
@@ -128,7 +128,7 @@ class MetaWorld:
 
     def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
         """Episodes of Meta-World's scripted policy; a problem is a function of its number."""
-        generate(path, count or 1000)
+        RECORDING.generate(path, count, seed, workers)
 
     def training(self, variant: str, out: Path) -> Training:
         """As the committed policies were trained, on a GPU."""
