@@ -21,8 +21,7 @@ from muninn_bench.measure.turns import spread, take_turns, time_call
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.studies.latency.programs import TunedPrograms
 from muninn_bench.studies.latency.results import CAPS, Row
-from muninn_bench.studies.latency.settings import Settings
-from muninn_bench.studies.latency.variants import Precision, TimedVariant, random_variant
+from muninn_bench.studies.latency.variants import Precision, Settings, TimedVariant, random_variant
 from muninn_bench.studies.latency.ways import Way, as_run, run_program
 
 WARM_UP = 2  # of batches and growth: the first call captures

@@ -19,12 +19,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import CubicHermiteSpline, CubicSpline
+from scipy.ndimage import map_coordinates
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.lake import WORLD_RADIUS, Lake, allowed_goal, draw_in_disc, make_lake
 from muninn_bench.tasks.asv.reference import FRAME_SECONDS, HORIZON
+from muninn_bench.tasks.paths import arc_lengths, resample
 from muninn_bench.tasks.recorded import Recording
 
 TOP_SPEED = 2.2
@@ -89,14 +91,8 @@ class Router:
 
     def clearance(self, points: FloatArray) -> FloatArray:
         """Of points (..., 2), from the field: within a decimetre of the exact one."""
-        place = (points - self._origin) / _FIELD_CELL
-        cell = np.clip(place.astype(np.int64), 0, len(self._field) - 2)
-        x, y = np.moveaxis(place - cell, -1, 0)
-        i, j = cell[..., 0], cell[..., 1]
-        field = self._field
-        near = field[i, j] * (1.0 - y) + field[i, j + 1] * y
-        far = field[i + 1, j] * (1.0 - y) + field[i + 1, j + 1] * y
-        return np.asarray(near * (1.0 - x) + far * x)
+        place = np.moveaxis((points - self._origin) / _FIELD_CELL, -1, 0)
+        return np.asarray(map_coordinates(self._field, place, order=1, mode="nearest"))
 
     def route(
         self, start: FloatArray, goal: FloatArray, generator: np.random.Generator
@@ -139,7 +135,7 @@ class Router:
 
     def _round(self, corners: FloatArray) -> FloatArray:
         """An elastic band from the corners: contracted, and pushed out of the margin."""
-        band = _resample(corners, _SPACING)
+        band = resample(corners, _SPACING, 5)
         for _ in range(_ROUNDS):
             band[1:-1] += 0.5 * (0.5 * (band[:-2] + band[2:]) - band[1:-1])
             inner = band[1:-1]
@@ -151,17 +147,9 @@ class Router:
         return band
 
 
-def _resample(path: FloatArray, spacing: float) -> FloatArray:
-    """Points at equal distances along a polyline."""
-    length = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
-    count = max(5, math.ceil(length[-1] / spacing) + 1)
-    at = np.linspace(0.0, length[-1], count)
-    return np.stack([np.interp(at, length, path[:, 0]), np.interp(at, length, path[:, 1])], axis=1)
-
-
 def _time(band: FloatArray) -> Timed:
     """Speeds along a band: the cruise, the turn rate and the acceleration each bound them."""
-    knots = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(band, axis=0).T))])
+    knots = arc_lengths(band)
     curve = CubicSpline(knots, band)
     at = np.linspace(0.0, knots[-1], math.ceil(knots[-1] / _FINE) + 1)
     tangent, bend = curve(at, 1), curve(at, 2)

@@ -6,6 +6,7 @@ import math
 from typing import Protocol
 
 import numpy as np
+from scipy.interpolate import CubicHermiteSpline
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.paths import fitted
@@ -58,25 +59,17 @@ class PlanReference:
         self, frames: FloatArray, begin: float, joined: float = 0.0, factor: float = 1.0
     ) -> None:
         self._begin, self._joined, self.factor = begin, joined, factor
-        self._last = len(frames) - 1
-        here, there = frames[:-1, :2], frames[1:, :2]
-        out, into = frames[:-1, 2:4] * FRAME_SECONDS, frames[1:, 2:4] * FRAME_SECONDS
-        cubic = 2.0 * (here - there) + out + into
-        square = 3.0 * (there - here) - 2.0 * out - into
-        # One row per segment: position = a + b s + c s^2 + d s^3 with s in [0, 1].
-        self._coefficients = np.concatenate([here, out, square, cubic], axis=1)
+        clock = FRAME_SECONDS * np.arange(len(frames))
+        self._end = clock[-1]
+        self._position = CubicHermiteSpline(clock, frames[:, :2], frames[:, 2:4])
+        self._velocity = self._position.derivative()
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         along = self._joined - self._begin + self.factor * (times - self._joined)
-        place = np.maximum(along / FRAME_SECONDS, 0.0)
-        segment = np.minimum(place.astype(np.int64), self._last - 1)
-        s = np.minimum(place - segment, 1.0)[:, None]
-        rows = self._coefficients[segment]
-        a, b, c, d = rows[:, :2], rows[:, 2:4], rows[:, 4:6], rows[:, 6:]
-        position = a + s * (b + s * (c + s * d))
-        velocity = (b + s * (2.0 * c + s * (3.0 * d))) * (self.factor / FRAME_SECONDS)
-        velocity[place >= self._last] = 0.0
-        return position, velocity
+        along = np.clip(along, 0.0, self._end)
+        velocity = self.factor * self._velocity(along)
+        velocity[along >= self._end] = 0.0
+        return self._position(along), velocity
 
 
 class StopReference:
