@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from muninn_bench.tasks.maze2d.clearance import inside_walls, wall_distance
+from maze_cases import inside_walls
+from muninn_bench.tasks.maze2d.clearance import wall_distance
 from muninn_bench.tasks.maze2d.controller import TIME_STEP, tracking_action
 from muninn_bench.tasks.maze2d.flight import (
     GOAL_RADIUS,
