@@ -12,15 +12,8 @@ from typing import Any
 from muninn.files import write_whole
 from muninn_bench.report.style import outside_legend, plain_ticks, save, subplots
 from muninn_bench.report.table import fill, markdown, read_csv, write_csv
-from muninn_bench.studies.latency.results import (
-    Row,
-    Target,
-    merge,
-    share,
-    shown,
-    table,
-    targets,
-)
+from muninn_bench.studies.latency import results
+from muninn_bench.studies.latency.results import Row, shown, table
 
 Measured = Mapping[str, Sequence[Row]]
 KINDS = ("", "calls", "batch", "growth", "profile")
@@ -60,7 +53,7 @@ _MARKERS = {"eager": "o", "compiled": "s", "graph": "^", "compiled graph": "D"}
 
 def write_latency(
     out: Path, device: str, measured: Measured, command: str, *, picture: bool = True
-) -> list[Target]:
+) -> list[results.Target]:
     """Write everything of a device (``cpu`` or ``cuda``) into a folder, and return its targets.
 
     ``measured`` are rows of this run, by kind; planners of earlier runs that were not measured now
@@ -69,14 +62,14 @@ def write_latency(
     kept: dict[str, list[Row]] = {}
     for kind in KINDS:
         path = out / f"{device}{'_' if kind else ''}{kind}.csv"
-        kept[kind] = merge(read_csv(path), measured.get(kind, ()))
+        kept[kind] = results.merge(read_csv(path), measured.get(kind, ()))
         if kept[kind]:
             write_csv(path, kept[kind], digits=7)
     rows = kept[""]
     drawn = [row for row in rows if shown(row)["deviation_p95"] is not None]
     if picture and drawn:
         plot_latency(out / f"{device}.png", drawn)
-    found = targets(device, rows, kept["batch"])
+    found = results.targets(device, rows, kept["batch"])
     machines = sorted({row["hardware"] for row in [*rows, *kept["growth"]]})
     parts = [f"# Latency on {device}", f"{'; '.join(machines)}. Last run: `{command}`.", ABOUT]
     parts += ["## Targets", table("target", [target.row() for target in found])]
@@ -88,7 +81,7 @@ def write_latency(
     for subject in dict.fromkeys(row["subject"] for row in rows):
         parts += planner_section([row for row in rows if row["subject"] == subject])
     if kept["batch"]:
-        batches = [{**row, "share": share(row)} for row in kept["batch"]]
+        batches = [{**row, "share": results.share(row)} for row in kept["batch"]]
         parts += ["## Batches", BATCHES, table("batch", batches)]
     for heading, kind in (("Growth of cost", "growth"), ("Where the time goes", "profile")):
         if kept[kind]:

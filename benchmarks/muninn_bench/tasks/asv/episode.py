@@ -16,27 +16,10 @@ from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.platform import Outcome, Snapshot
+from muninn_bench.tasks.asv import lake as world
+from muninn_bench.tasks.asv import reference
 from muninn_bench.tasks.asv.filter import GYRO_SAMPLES, TICK, Filter, Sensors
-from muninn_bench.tasks.asv.lake import (
-    GOAL_RADIUS,
-    HULL_RADIUS,
-    SHORE_BUFFER,
-    Lake,
-    Problem,
-    draw_problem,
-    make_lake,
-)
 from muninn_bench.tasks.asv.mpc import Mpc, require_osqp, thrust_loop
-from muninn_bench.tasks.asv.reference import (
-    FRAME_SECONDS,
-    LONGEST_STOP,
-    SCREENED,
-    PlanReference,
-    PlanStop,
-    Reference,
-    StopReference,
-    followed,
-)
 from muninn_bench.tasks.asv.vessel import Hull, Vessel, Weather
 
 TIMEOUT, GOAL_SECONDS, BUFFER_SECONDS = 180.0, 3.0, 1.0
@@ -56,8 +39,8 @@ class AsvEpisode:
 
     def __init__(
         self,
-        lake: Lake,
-        problem: Problem,
+        lake: world.Lake,
+        problem: world.Problem,
         weather: Weather,
         generator: np.random.Generator,
         teacher: Teacher,
@@ -79,7 +62,7 @@ class AsvEpisode:
         self._holding, self._until = True, 0.0
         self._inside_goal = self._inside_buffer = 0
         self.smallest_clearance = math.inf
-        self._reference: Reference = StopReference(
+        self._reference: reference.Reference = reference.StopReference(
             self.filter.position(), self.filter.ground_velocity(), 0.0
         )
         self._judge()
@@ -117,10 +100,11 @@ class AsvEpisode:
                 f"the plan is of {taken} s, but it is {self.time} s; give its past time"
             )
         frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
-        self._reference = PlanReference(followed(frames), taken, self.time, factor)
+        followed = reference.followed(frames)
+        self._reference = reference.PlanReference(followed, taken, self.time, factor)
         self._holding = False
         # A stop runs through half as many seconds of the plan as it takes.
-        self._until = taken + SCREENED - 0.5 * LONGEST_STOP
+        self._until = taken + reference.SCREENED - 0.5 * reference.LONGEST_STOP
 
     def hold(self) -> None:
         """Stop and hold the position; holding on where it already holds.
@@ -130,10 +114,10 @@ class AsvEpisode:
         """
         if not self._holding:
             plan, belief = self._reference, self.filter
-            if isinstance(plan, PlanReference) and not self._is_lost():
-                self._reference = PlanStop(plan, self.time)
+            if isinstance(plan, reference.PlanReference) and not self._is_lost():
+                self._reference = reference.PlanStop(plan, self.time)
             else:
-                self._reference = StopReference(
+                self._reference = reference.StopReference(
                     belief.position(), belief.ground_velocity(), self.time
                 )
         self._holding = True
@@ -188,13 +172,13 @@ class AsvEpisode:
         """Success and shore by the filter's mean, contact by the true hull, as the paper has it."""
         places = np.array([[self.vessel.x, self.vessel.y], self.filter.mean[:2]])
         shore, obstacles = self._lake.to_shore(places), self._lake.to_obstacles(places[0])
-        clearance = min(float(obstacles) - HULL_RADIUS, float(shore[0]) - SHORE_BUFFER)
-        self.smallest_clearance = min(self.smallest_clearance, clearance)
-        self._inside_buffer = self._inside_buffer + 1 if shore[1] < SHORE_BUFFER else 0
-        near = math.dist(places[1], self.goal) <= GOAL_RADIUS
+        clearance = min(obstacles - world.HULL_RADIUS, shore[0] - world.SHORE_BUFFER)
+        self.smallest_clearance = min(self.smallest_clearance, float(clearance))
+        self._inside_buffer = self._inside_buffer + 1 if shore[1] < world.SHORE_BUFFER else 0
+        near = math.dist(places[1], self.goal) <= world.GOAL_RADIUS
         self._inside_goal = self._inside_goal + 1 if near else 0
         if (
-            obstacles < HULL_RADIUS
+            obstacles < world.HULL_RADIUS
             or shore[1] < 0.0
             or (self._inside_buffer - 1) * TICK > BUFFER_SECONDS + 1e-9
         ):
@@ -216,7 +200,7 @@ class AsvPlatform:
     teacher: Teacher = field(
         default_factory=lambda: load_teacher(model_file("asv/teacher.safetensors"))
     )
-    lake: Lake = field(default_factory=make_lake)
+    lake: world.Lake = field(default_factory=world.make_lake)
     name: str = "asv"
     period: float = 1.0
     candidates: int = 4
@@ -229,7 +213,7 @@ class AsvPlatform:
     def begin(self, seed: int) -> AsvEpisode:
         """A fresh problem, weather and sensor noise."""
         generator = np.random.default_rng(seed)
-        problem, weather = draw_problem(self.lake, generator), Weather(generator)
+        problem, weather = world.draw_problem(self.lake, generator), Weather(generator)
         return AsvEpisode(self.lake, problem, weather, generator, self.teacher)
 
     def screen(self, plan: Tensor, context: Context) -> bool:
@@ -238,7 +222,8 @@ class AsvPlatform:
         A vessel that is itself too close may leave: its plan must then lead no decimetre closer.
         """
         frames = self.teacher.unnormalise(plan.float()).double().numpy()
-        path = followed(frames)[: round(SCREENED / FRAME_SECONDS) + 1, :2]
+        soon = round(reference.SCREENED / reference.FRAME_SECONDS) + 1
+        path = reference.followed(frames)[:soon, :2]
         middles = 0.5 * (path[1:] + path[:-1])
         clearance = self.lake.clearance(np.concatenate([path, middles]))
         return bool(clearance.min() >= min(SCREEN_MARGIN, float(clearance[0]) - 0.1))

@@ -14,13 +14,7 @@ from torch import Tensor, nn
 
 from muninn.errors import InputError
 from muninn_bench.networks.runs import Runs, load_runs, split_runs
-from muninn_bench.tasks.metaworld.policy import (
-    channels,
-    flow_loss,
-    make_policy,
-    make_processors,
-    save_policy,
-)
+from muninn_bench.tasks.metaworld import policy as policies
 
 HELD_OUT = 0.03
 """Share of episodes, the last ones, for the validation loss."""
@@ -43,7 +37,7 @@ class Windows:
     def __init__(
         self, demonstrations: Runs, config: Any, preprocessor: Any, device: torch.device
     ) -> None:
-        steps = channels(demonstrations)
+        steps = policies.channels(demonstrations)
         normalised = preprocessor(dict(steps))
         self._steps = {name: normalised[name].to(device) for name in steps}
         first, last = demonstrations.offsets[:-1], demonstrations.offsets[1:] - 1
@@ -98,9 +92,9 @@ class PolicyLesson:
         torch.manual_seed(seed)
         whole = load_runs(data)
         training, rest = split_runs(whole, HELD_OUT)
-        policy = make_policy().to(device).train()
+        policy = policies.make_policy().to(device).train()
         self.kind, self.network, self._flow = ("flow" if flow else "diffusion"), policy, flow
-        self._processors = make_processors(policy, whole)
+        self._processors = policies.make_processors(policy, whole)
         config, normalise = policy.config, self._processors[0]
         self._windows = Windows(training, config, normalise, device)
         check = Windows(rest, config, normalise, device)
@@ -116,12 +110,14 @@ class PolicyLesson:
 
     def loss(self, network: Any, *batch: Any) -> Tensor:
         """LeRobot's, or the flow's; both draw from torch's global generator."""
-        loss: Tensor = flow_loss(network, batch[0]) if self._flow else network.forward(batch[0])[0]
+        loss: Tensor = (
+            policies.flow_loss(network, batch[0]) if self._flow else network.forward(batch[0])[0]
+        )
         return loss
 
     def save(self, network: nn.Module, out: Path) -> Path:
         """A LeRobot checkpoint."""
         device = next(network.parameters()).device
-        save_policy(out, network.to("cpu"), *self._processors)
+        policies.save_policy(out, network.to("cpu"), *self._processors)
         network.to(device)
         return out

@@ -70,7 +70,7 @@ def test_a_folder_without_a_policy_is_named(tmp_path: Path) -> None:
 def test_training_lowers_the_loss_resumes_and_leaves_a_loadable_average(
     kind: str, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lesson, "make_policy", lambda: make_policy((16, 32)))
+    monkeypatch.setattr(lesson.policies, "make_policy", lambda: make_policy((16, 32)))
 
     def run(steps: int, flow: bool = kind == "flow") -> dict[str, Any]:
         made = lesson.PolicyLesson(data_file, flow, torch.device("cpu"))
