@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from muninn_bench.tasks.crazyflie import arena, data
-from muninn_bench.tasks.crazyflie.controller import GeometricController, Setpoint
+from muninn_bench.tasks.crazyflie.controller import (
+    LEFT,
+    TOP_ACCELERATION,
+    TOP_SPEED,
+    GeometricController,
+    PlanSpline,
+    Reference,
+    Setpoint,
+)
 from muninn_bench.tasks.crazyflie.model import (
     DRAG,
     GRAVITY,
@@ -20,13 +28,6 @@ from muninn_bench.tasks.crazyflie.model import (
     Air,
     Drone,
     Wind,
-)
-from muninn_bench.tasks.crazyflie.reference import (
-    LEFT,
-    TOP_ACCELERATION,
-    TOP_SPEED,
-    PlanSpline,
-    Reference,
 )
 from muninn_bench.tasks.paths import FIT
 

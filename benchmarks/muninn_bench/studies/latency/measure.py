@@ -176,10 +176,7 @@ def _times(
         advance=advance,
     )
     return [
-        (
-            1e3 * float(np.median([turn.seconds for turn in own])),
-            float(np.mean([turn.result for turn in own])),
-        )
+        (spread([turn.seconds for turn in own])[0], float(np.mean([turn.result for turn in own])))
         for own in turns
     ]
 

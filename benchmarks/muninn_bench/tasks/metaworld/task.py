@@ -23,9 +23,9 @@ from muninn.model.planner import Planner
 from muninn_bench.models import model_file
 from muninn_bench.networks.trainer import Training
 from muninn_bench.task import Result, Stream
+from muninn_bench.tasks.metaworld import policy as policies
 from muninn_bench.tasks.metaworld.data import RECORDING
-from muninn_bench.tasks.metaworld.lesson import PolicyLesson
-from muninn_bench.tasks.metaworld.policy import STEPS, features, flow_planner, load_policy
+from muninn_bench.tasks.metaworld.policy import STEPS, PolicyLesson, features
 from muninn_bench.tasks.metaworld.world import DATA, STEP_LIMIT, PickPlace, draw_problem
 
 SAMPLERS = {"ddpm100": ("DDPM", 100), "ddim100": ("DDIM", 100), "ddim16": ("DDIM", 16)}
@@ -144,14 +144,14 @@ class MetaWorld:
     @once  # noqa: B019  # there is one MetaWorld
     def _load(self, variant: str) -> tuple[Any, Any, Any, Planner]:
         policy, preprocessor, postprocessor = _policy(variant)
-        planner = flow_planner(policy) if variant == FLOW else planner_of(policy)
+        planner = policies.flow_planner(policy) if variant == FLOW else planner_of(policy)
         return policy, preprocessor, postprocessor, planner
 
 
 def _policy(variant: str) -> tuple[Any, Any, Any]:
     """Policy, pre- and postprocessor, read anew."""
     folder = model_file("metaworld/flow" if variant == FLOW else "metaworld/diffusion")
-    return load_policy(folder, *SAMPLERS.get(variant, ("DDPM", 100)))
+    return policies.load_policy(folder, *SAMPLERS.get(variant, ("DDPM", 100)))
 
 
 def _loop(policy: Any) -> Callable[[Tensor], Tensor]:

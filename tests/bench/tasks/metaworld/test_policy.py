@@ -11,7 +11,7 @@ import torch
 from muninn.errors import InputError
 from muninn_bench.networks.runs import Runs
 from muninn_bench.networks.trainer import Training, train
-from muninn_bench.tasks.metaworld import lesson
+from muninn_bench.tasks.metaworld import policy as policies
 from muninn_bench.tasks.metaworld.policy import (
     SCENE,
     STATE,
@@ -70,10 +70,10 @@ def test_a_folder_without_a_policy_is_named(tmp_path: Path) -> None:
 def test_training_lowers_the_loss_resumes_and_leaves_a_loadable_average(
     kind: str, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lesson.policies, "make_policy", lambda: make_policy((16, 32)))
+    monkeypatch.setattr(policies, "make_policy", lambda: make_policy((16, 32)))
 
     def run(steps: int, flow: bool = kind == "flow") -> dict[str, Any]:
-        made = lesson.PolicyLesson(data_file, flow, torch.device("cpu"))
+        made = policies.PolicyLesson(data_file, flow, torch.device("cpu"))
         settings = Training(
             tmp_path, steps=steps, batch=64, warmup=5, report=10, device="cpu", fast=False,
             learning_rate=3e-3, averaging=0.999,

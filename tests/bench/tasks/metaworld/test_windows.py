@@ -9,8 +9,7 @@ from torch import Tensor
 
 from muninn.errors import InputError
 from muninn_bench.networks.runs import Runs
-from muninn_bench.tasks.metaworld.lesson import Windows
-from muninn_bench.tasks.metaworld.policy import TIME_SCALE, flow_loss, flow_planner
+from muninn_bench.tasks.metaworld.policy import TIME_SCALE, Windows, flow_loss, flow_planner
 
 CONFIG = SimpleNamespace(
     observation_delta_indices=[-1, 0],
