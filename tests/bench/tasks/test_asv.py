@@ -15,7 +15,7 @@ from muninn.model.schedule import Schedule
 from muninn_bench.networks.teacher import Teacher, build_network
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.tasks.asv.episode import LOST, AsvEpisode, AsvPlatform
-from muninn_bench.tasks.asv.lake import GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
+from muninn_bench.tasks.asv.lake import BUOY_RADIUS, GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
 from muninn_bench.tasks.asv.mpc import Mpc, thrust_loop
 from muninn_bench.tasks.asv.reference import (
     FRAME_SECONDS,
@@ -345,12 +345,12 @@ def test_the_buffer_is_forgiven_for_one_second_and_the_shore_never(teacher: Teac
 
 
 def test_touching_a_buoy_ends_the_episode(teacher: Teacher) -> None:
-    buoy = LAKE.buoys.centres[1]
+    buoy = LAKE.buoys[1]
     episode = begin(teacher, buoy - (8.0, 0.0))
     episode.follow(straight(teacher, buoy - (8.0, 0.0), 1.5), taken=0.0)
     episode.advance(20.0)
     assert episode.outcome == "collision"
-    contact = float(LAKE.buoys.radii[1]) + 0.9
+    contact = BUOY_RADIUS + 0.9
     assert np.hypot(*(where(episode) - buoy)) == pytest.approx(contact, abs=0.15)
     stopped = episode.time
     episode.advance(1.0)
@@ -428,7 +428,7 @@ def test_the_screen_knows_the_map(teacher: Teacher) -> None:
         teacher.normalise(torch.tensor(frames, dtype=torch.float32)), context
     )
     # One that jumps over a buoy between two frames is caught by the middle.
-    buoy = LAKE.buoys.centres[1]
+    buoy = LAKE.buoys[1]
     jump = straight(teacher, buoy - (3.0, 0.0), 12.0)
     assert not platform.screen(jump, context)
     assert platform.path(jump)[0] == pytest.approx(buoy - (3.0, 0.0), abs=1e-3)

@@ -13,6 +13,7 @@ from muninn_bench.networks.runs import load_runs
 from muninn_bench.tasks.asv import data
 from muninn_bench.tasks.asv.filter import TICK, Filter, Sensors
 from muninn_bench.tasks.asv.lake import (
+    BUOY_RADIUS,
     GOAL_RADIUS,
     HULL_RADIUS,
     SHORE_BUFFER,
@@ -20,7 +21,7 @@ from muninn_bench.tasks.asv.lake import (
     START_RADIUS,
     START_REGIONS,
     WORLD_RADIUS,
-    Discs,
+    Lake,
     Polygons,
     draw_problem,
     make_lake,
@@ -73,8 +74,10 @@ def test_signed_distance_of_a_square_and_a_disc_is_exact() -> None:
     square = Polygons((np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 2.0], [0.0, 2.0]]),))
     points = np.array([[1.0, 1.5], [3.0, 3.0], [-1.0, 1.0], [1.0, 0.0]])
     assert square.signed_distance(points) == pytest.approx([-0.5, math.sqrt(2.0), 1.0, 0.0])
-    disc = Discs(np.array([[1.0, 0.0]]), np.array([2.0]))
-    assert disc.signed_distance(np.array([[1.0, 0.0], [4.0, 4.0]])) == pytest.approx([-2.0, 3.0])
+    far = Polygons((square.rings[0] + 1e3,))
+    lake = Lake(far, far, np.array([[1.0, 0.0]]))
+    found = lake.to_obstacles(np.array([[1.0, 0.0], [4.0, 4.0]]))
+    assert found == pytest.approx([-BUOY_RADIUS, 5.0 - BUOY_RADIUS])
 
 
 def test_the_lake_fits_the_world_and_blocks_most_straight_lines() -> None:
@@ -174,7 +177,7 @@ def test_the_filter_is_consistent_and_precise() -> None:
         vessel = Vessel(hull, 0.0, 8.0, 0.0)
         believed = np.zeros(8)
         believed[:3] = generator.normal((vessel.x, vessel.y, 0.0), (0.05, 0.05, 0.02))
-        belief, sensors = Filter(hull, believed), Sensors(LAKE.buoys.centres, generator)
+        belief, sensors = Filter(hull, believed), Sensors(LAKE.buoys, generator)
         for tick in range(1, 500):
             now, sums = tick * TICK, np.zeros(3)
             command = (40.0 + 20.0 * math.sin(now), 40.0 + 20.0 * math.sin(1.3 * now))

@@ -17,11 +17,11 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.interpolate import CubicHermiteSpline, CubicSpline
 from scipy.ndimage import map_coordinates
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
+from scipy.spatial import cKDTree
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.lake import WORLD_RADIUS, Lake, allowed_goal, draw_in_disc, make_lake
@@ -73,21 +73,13 @@ class Router:
         cells = np.arange(-WORLD_RADIUS, WORLD_RADIUS + _CELL, _CELL)
         grid = np.moveaxis(np.array(np.meshgrid(cells, cells, indexing="ij")), 0, -1)
         clearance = self.clearance(grid)
-        number = np.where(clearance >= 0.5, 0, -1)
-        number[number == 0] = np.arange((number == 0).sum())
-        inside = number >= 0
+        inside = clearance >= 0.5
         self.nodes: FloatArray = grid[inside]
         self._price = np.where(clearance[inside] >= MARGIN, 1.0, 10.0)
-        ends: list[NDArray[np.int64]] = []
-        for across, along in ((1, 0), (0, 1), (1, 1), (1, -1), (2, 1), (1, 2), (2, -1), (1, -2)):
-            low, high = max(0, -along), number.shape[1] - max(0, along)
-            first = number[: number.shape[0] - across, low:high]
-            second = number[across:, low + along : high + along]
-            both = (first >= 0) & (second >= 0)
-            ends.append(np.stack([first[both], second[both]]))
-        self._first, self._second = np.concatenate(ends, axis=1)
-        span = self.nodes[self._first] - self.nodes[self._second]
-        self._length = np.hypot(span[:, 0], span[:, 1])
+        ends = cKDTree(self.nodes).query_pairs(2.3 * _CELL, output_type="ndarray")
+        length = np.linalg.norm(self.nodes[ends[:, 0]] - self.nodes[ends[:, 1]], axis=1)
+        near = np.abs(length / _CELL - 2.0) > 0.1  # two cells straight on are two steps
+        (self._first, self._second), self._length = ends[near].T, length[near]
 
     def clearance(self, points: FloatArray) -> FloatArray:
         """Of points (..., 2), from the field: within a decimetre of the exact one."""

@@ -56,7 +56,7 @@ class AsvEpisode:
         believed[:3] += generator.normal(0.0, (0.05, 0.05, 0.02))
         self.filter = Filter(hull, believed)
         self._lake, self._weather, self._teacher = lake, weather, teacher
-        self._sensors = Sensors(lake.buoys.centres, generator)
+        self._sensors = Sensors(lake.buoys, generator)
         self._mpc = Mpc(hull)
         self._substeps, self._sums, self._command = 0, [0.0, 0.0, 0.0], (0.0, 0.0)
         self._holding, self._until = True, 0.0
@@ -235,8 +235,7 @@ class AsvPlatform:
     def outlines(self) -> list[FloatArray]:
         """Closed outlines of shore, islands and buoys, each (points, 2), for pictures."""
         turn = np.linspace(0.0, 2.0 * np.pi, 17)
-        circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
+        circle = world.BUOY_RADIUS * np.stack([np.cos(turn), np.sin(turn)], axis=1)
         rings = [*self.lake.shore.rings, *self.lake.islands.rings]
-        buoys = zip(self.lake.buoys.centres, self.lake.buoys.radii, strict=True)
         lines = [np.concatenate([ring, ring[:1]]) for ring in rings]
-        return lines + [centre + radius * circle for centre, radius in buoys]
+        return lines + [centre + circle for centre in self.lake.buoys]
