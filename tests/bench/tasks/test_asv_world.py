@@ -231,20 +231,21 @@ def test_routes_respect_speed_acceleration_and_turn_rate() -> None:
         problem = draw_problem(LAKE, generator)
         route = router.route(problem.start, problem.goal, generator)
         assert route is not None
-        assert (route.positions[0], route.positions[-1]) == (
+        times, positions, velocities = route.x, route(route.x), route(route.x, 1)
+        assert (positions[0], positions[-1]) == (
             pytest.approx(problem.start),
             pytest.approx(problem.goal),
         )
-        assert (np.diff(route.times) > 0.0).all()
-        assert LAKE.clearance(route.positions).min() >= data.MARGIN - 0.3
-        assert LAKE.to_obstacles(route.positions).min() > HULL_RADIUS
-        speed = np.hypot(*route.velocities.T)
-        assert speed[0] == speed[-1] == 0.0
+        assert (np.diff(times) > 0.0).all()
+        assert LAKE.clearance(positions).min() >= data.MARGIN - 0.3
+        assert LAKE.to_obstacles(positions).min() > HULL_RADIUS
+        speed = np.hypot(*velocities.T)
+        assert max(speed[0], speed[-1]) < 1e-9
         assert speed.max() <= data.CRUISE + 1e-9
-        assert (np.abs(np.diff(speed) / np.diff(route.times))).max() <= data.ACCELERATION + 1e-6
+        assert (np.abs(np.diff(speed) / np.diff(times))).max() <= data.ACCELERATION + 1e-6
         moving = speed > 0.3
-        turn = np.abs(np.diff(np.unwrap(np.arctan2(*route.velocities[moving].T[::-1]))))
-        assert (turn / np.diff(route.times[moving])).max() <= 1.1 * data.TURN_RATE
+        turn = np.abs(np.diff(np.unwrap(np.arctan2(*velocities[moving].T[::-1]))))
+        assert (turn / np.diff(times[moving])).max() <= 1.1 * data.TURN_RATE
 
 
 def test_data_do_not_depend_on_chunks_or_workers_and_survive_the_file(

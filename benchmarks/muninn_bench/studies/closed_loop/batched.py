@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -26,8 +26,7 @@ from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, Method,
 from muninn_bench.studies.closed_loop.traces import Drawn, Latency, Trace, instant
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     """An episode to be flown."""
 
     method: Method

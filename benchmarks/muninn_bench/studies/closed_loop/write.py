@@ -96,18 +96,6 @@ def print_rows(console: Console, rows: Sequence[tables.Row]) -> None:
     print_table(console, *cells(_TERMINAL, rows))
 
 
-def _fewer(programs: ClosedLoopPrograms) -> str:
-    """The alternative that stands for fewer steps, in a sentence."""
-    found = programs.fewer
-    if found is None:
-        return ""
-    name = title({"name": found.name, "tuned": found.tuned()})
-    return (
-        f"Fewer steps: {name} ({found.table}), the best of the "
-        f"alternatives on {found.calls} tuning calls. "
-    )
-
-
 def _page(
     programs: ClosedLoopPrograms,
     rows: Sequence[tables.Row],
@@ -126,6 +114,13 @@ def _page(
         for row in rows
     ]
     cheap = [row for row in named if METHODS[row["method"]].program != "full"]
+    fewer = ""
+    if (found := programs.fewer) is not None:
+        name = title({"name": found.name, "tuned": found.tuned()})
+        fewer = (
+            f"Fewer steps: {name} ({found.table}), the best of the alternatives on "
+            f"{found.calls} tuning calls. "
+        )
     parts = [
         f"# Closed loop: {platform.name}",
         f"`{command}`. {rows[0]['episodes']} episodes of every method, the same starts, goals, "
@@ -134,7 +129,7 @@ def _page(
         f"Machine: {machine}.",
         markdown(*cells(_SUMMARY, named)),
         "Intervals: 95% (Wilson; bootstrap for means, of the episodes that succeed). "
-        f"{_fewer(programs)}Methods under a deadline hold when a plan takes longer than the "
+        f"{fewer}Methods under a deadline hold when a plan takes longer than the "
         "period; Full without one flies the old plan on.",
         "## Escalation",
         markdown(*cells(_ESCALATION, cheap)),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline, CubicSpline
@@ -50,15 +49,6 @@ _CELL, _FIELD_CELL, _SPACING, _FINE = 2.0, 1.0, 1.0, 0.2
 _ROUNDS = 120
 
 
-class Timed(NamedTuple):
-    """A route on the clock: seconds from 0, (points,), metres and m/s, (points, 2), at rest at its
-    ends."""
-
-    times: FloatArray
-    positions: FloatArray
-    velocities: FloatArray
-
-
 class Router:
     """Finds routes on one lake; distances come from a field sampled every metre."""
 
@@ -88,8 +78,8 @@ class Router:
 
     def route(
         self, start: FloatArray, goal: FloatArray, generator: np.random.Generator
-    ) -> Timed | None:
-        """A smooth timed route at rest at both ends; None where it came out too close to land."""
+    ) -> CubicHermiteSpline | None:
+        """Places on the clock, from 0 s, at rest at both ends; None if too close to land."""
         band = self._round(self._pull(self._search(start, goal, generator)))
         away = np.hypot(*(band - start).T) > 15.0
         clearance = self.clearance(band)
@@ -139,7 +129,7 @@ class Router:
         return band
 
 
-def _time(band: FloatArray) -> Timed:
+def _time(band: FloatArray) -> CubicHermiteSpline:
     """Speeds along a band: the cruise, the turn rate and the acceleration each bound them."""
     knots = arc_lengths(band)
     curve = CubicSpline(knots, band)
@@ -157,7 +147,7 @@ def _time(band: FloatArray) -> Timed:
     square = (np.minimum.accumulate((square + shear)[::-1]) - shear[::-1])[::-1]
     speed = np.sqrt(np.maximum(square, 0.0))
     times = np.concatenate([[0.0], np.cumsum(2.0 * step / (speed[1:] + speed[:-1]))])
-    return Timed(times, curve(at), tangent / stretch[:, None] * speed[:, None])
+    return CubicHermiteSpline(times, curve(at), tangent / stretch[:, None] * speed[:, None])
 
 
 @cache
@@ -180,7 +170,7 @@ def make_runs(seed: int, index: int) -> list[FloatArray]:
         route = router.route(start, goal, generator)
         if route is None:
             continue
-        begin = generator.uniform(0.0, 0.9 * route.times[-1]) if generator.random() < 0.5 else 0.0
+        begin = generator.uniform(0.0, 0.9 * route.x[-1]) if generator.random() < 0.5 else 0.0
         frames = sample_frames(route, begin, draw_in_disc(generator, _KICK))
         if (
             len(frames) <= HORIZON
@@ -190,17 +180,16 @@ def make_runs(seed: int, index: int) -> list[FloatArray]:
             return [frames]
 
 
-def sample_frames(route: Timed, begin: float, kick: FloatArray) -> FloatArray:
+def sample_frames(route: CubicHermiteSpline, begin: float, kick: FloatArray) -> FloatArray:
     """Frames of a route from a time on, with a velocity error that dies out.
 
     The error ``kick`` of the first velocity displaces the run by ``kick t exp(-t / 3 s)``: zero at
     its start, and again after some ten seconds.
     """
-    remaining = route.times[-1] - begin
+    remaining = route.x[-1] - begin
     after = np.arange(0.0, remaining, FRAME_SECONDS)
-    curve = CubicHermiteSpline(route.times, route.positions, route.velocities)
     frames = np.empty((len(after) + 1, 4))
-    frames[:-1, :2], frames[:-1, 2:] = curve(begin + after), curve(begin + after, 1)
+    frames[:-1, :2], frames[:-1, 2:] = route(begin + after), route(begin + after, 1)
     # Faded with the time left as well, so that a short run still ends on its goal.
     fade = np.exp(-after / _KICK_SECONDS)
     left = 1.0 - after / remaining
@@ -208,7 +197,7 @@ def sample_frames(route: Timed, begin: float, kick: FloatArray) -> FloatArray:
     frames[:-1, 2:] += (
         kick * (fade * (left * (1.0 - after / _KICK_SECONDS) - after / remaining))[:, None]
     )
-    frames[-1] = *route.positions[-1], 0.0, 0.0
+    frames[-1] = *route(route.x[-1]), 0.0, 0.0
     return frames
 
 

@@ -106,7 +106,7 @@ class Lake:
         """Metres to the nearest island or buoy, negative inside one: (...)."""
         away = points[..., None, :] - self.buoys
         buoys = np.hypot(away[..., 0], away[..., 1]).min(axis=-1) - BUOY_RADIUS
-        return np.minimum(self.islands.signed_distance(points), buoys)
+        return np.asarray(np.minimum(self.islands.signed_distance(points), buoys))
 
     def clearance(self, points: FloatArray) -> FloatArray:
         """Metres of free water around the hull, negative where it is a violation: (...).
