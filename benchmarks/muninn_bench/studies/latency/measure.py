@@ -64,13 +64,11 @@ def measure_variant(
     """
     device, count = variant.planner.device, settings.calls
     calls = [variant.call(number) for number in range(count)]
-    advance = task(f"{variant.name}: references", count)
-    run, references = ways[0].make(), []
+    advance = task(f"{variant.name}: prepare", count + len(ways))
+    run, references, prepared = ways[0].make(), [], []
     for call in calls:
         references.append(run(*call)[0])
         advance(1)
-    advance = task(f"{variant.name}: prepare", len(ways))
-    prepared = []
     for way in ways:
         prepared.append(prepare(way, calls[0], device))
         advance(1)
@@ -95,23 +93,21 @@ def measure_variant(
         warm_strides=[stride if way.engine == "eager" else 1 for way, stride in strides.items()],
         advance=task(f"{variant.name}: time", settings.warm_up + settings.timed),
     )
-    made: list[Row] = []
-    for each, own in zip(able, turns, strict=True):
-        alone = each.way.name.startswith("network-")  # evaluations that make no plan
-        for turn in own:
-            (plan, record), number = turn.result, turn.round % count
-            apart = None if alone else float(measure(rms_step, references[number], plan)[0])
-            made.append(
-                {
-                    "subject": variant.name,
-                    "method": each.way.name,
-                    "round": turn.round,
-                    "call": number,
-                    "ms": 1e3 * turn.seconds,
-                    "evaluations": int(record.evaluations[0]),
-                    "deviation": apart,
-                }
-            )
+    made = [
+        {
+            "subject": variant.name,
+            "method": each.way.name,
+            "round": turn.round,
+            "call": turn.round % count,
+            "ms": 1e3 * turn.seconds,
+            "evaluations": int(turn.result[1].evaluations[0]),
+            "deviation": None
+            if each.way.name.startswith("network-")  # evaluations that make no plan
+            else float(measure(rms_step, references[turn.round % count], turn.result[0])[0]),
+        }
+        for each, own in zip(able, turns, strict=True)
+        for turn in own
+    ]
     rows = [_row(variant, each, made, warm_up[each.way.name]) for each in prepared]
     return add_ratios(rows), made
 

@@ -123,13 +123,8 @@ def _ring(x: float, y: float, long: float, wide: float, turn: float, corners: in
     angle = np.linspace(0.0, 2.0 * math.pi, corners, endpoint=False)
     lobes = 1.0 + 0.08 * np.cos(3.0 * angle + x)
     across, along = wide * lobes * np.sin(angle), long * lobes * np.cos(angle)
-    return np.stack(
-        [
-            x + math.cos(turn) * along - math.sin(turn) * across,
-            y + math.sin(turn) * along + math.cos(turn) * across,
-        ],
-        axis=1,
-    )
+    cos, sin = math.cos(turn), math.sin(turn)
+    return np.stack([x + cos * along - sin * across, y + sin * along + cos * across], axis=1)
 
 
 def make_lake() -> Lake:

@@ -62,10 +62,8 @@ class Mpc:
         osqp = require_osqp()
         self._hull = hull
         count, inputs = WAYPOINTS, 2 * WAYPOINTS
-        rows, columns, values = _pattern(hull)
         self._size = _STATES * count + inputs
-        matrix = sparse.csc_matrix((values, (rows, columns)), shape=(self._size, self._size))
-        matrix.sort_indices()
+        matrix = _constraints(hull)
         self._changing_places = _changing(matrix)
         weights = np.array([_POSITION, _POSITION, _HEADING, _SURGE, _YAW])
         self._weights = np.concatenate([np.tile(weights, count), np.full(inputs, _THRUST)])
@@ -159,22 +157,21 @@ def _course(error: FloatArray, wanted: FloatArray, nominal: FloatArray) -> tuple
     return angles + (last + off - angles[-1]), astern
 
 
-def _pattern(hull: Hull) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Rows, columns and first values of the constraints: dynamics, then bounds on thrusts."""
-    entries: list[tuple[int, int, float]] = []
-    inputs = _STATES * WAYPOINTS
-    push, turn = STEP * _UNIT / hull.mass_surge, STEP * _UNIT * hull.arm / hull.inertia_yaw
-    for waypoint in range(WAYPOINTS):
-        x, y, heading, u, r = range(_STATES * waypoint, _STATES * (waypoint + 1))
-        left, right = inputs + 2 * waypoint, inputs + 2 * waypoint + 1
-        entries += [(state, state, 1.0) for state in (x, y, heading, u, r)]
-        entries += [(x, u, 1.0), (x, heading, 1.0), (y, u, 1.0), (y, heading, 1.0)]
-        entries += [(heading, r, -STEP), (u, left, -push), (u, right, -push)]
-        entries += [(r, left, turn), (r, right, -turn), (left, left, 1.0), (right, right, 1.0)]
-        if waypoint:
-            entries += [(state, state - _STATES, -1.0) for state in (x, y, heading, u, r)]
-    rows, columns, values = np.array(entries).T
-    return rows, columns, values
+def _constraints(hull: Hull) -> Any:
+    """The constraints with their first values: dynamics of waypoints, then bounds on thrusts."""
+    from scipy import sparse
+
+    own, inputs = np.eye(_STATES), np.zeros((_STATES, 2))  # of x, y, heading, u, r
+    own[[0, 0, 1, 1], [3, 2, 3, 2]] = 1.0  # change every tick
+    own[2, 4] = -STEP
+    inputs[3] = -STEP * _UNIT / hull.mass_surge
+    inputs[4] = STEP * _UNIT * hull.arm / hull.inertia_yaw * np.array([1.0, -1.0])
+    each = sparse.eye(WAYPOINTS)
+    before = sparse.kron(sparse.eye(WAYPOINTS, k=-1), sparse.eye(_STATES), "csc")
+    dynamics = [sparse.kron(each, own, "csc") - before, sparse.kron(each, inputs, "csc")]
+    matrix = sparse.bmat([dynamics, [None, sparse.eye(2 * WAYPOINTS)]], format="csc")
+    matrix.sort_indices()
+    return matrix
 
 
 def _changing(matrix: Any) -> FloatArray:
