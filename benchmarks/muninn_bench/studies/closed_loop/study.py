@@ -37,6 +37,7 @@ from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSe
 from muninn_bench.measure.baselines import few_steps
 from muninn_bench.measure.matched import allowed_share, mean_evaluations
 from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.models import model_file
 from muninn_bench.networks.on_gpu import evaluate_on_gpu
 from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_all
@@ -142,6 +143,19 @@ class Paths:
     certificate: Path
     trace: Path
     work: Path
+
+    @classmethod
+    def of(cls, platform: str, smoke: bool) -> Paths:
+        """Where the files of a platform lie; those of a smoke test are apart."""
+        if smoke:
+            folder = Path("runs/fly-smoke") / platform
+            return cls(folder / "certificate.safetensors", folder / "latency.jsonl", folder)
+        teacher = model_file(f"{platform}/teacher.safetensors")
+        return cls(
+            teacher.with_name("closed_loop.muninn.safetensors"),
+            Path("results/closed-loop") / platform / "latency.jsonl",
+            Path("runs/closed-loop") / platform,
+        )
 
     @property
     def fewer(self) -> Path:
