@@ -135,7 +135,7 @@ def test_the_metric_is_the_largest_distance_between_positions() -> None:
 def test_a_trace_is_measured_for_every_program() -> None:
     programs = cases.programs()
     contexts = loop_cases.starts(3, 0)
-    trace = measure_trace(programs, contexts, 4, progress=False)
+    trace = measure_trace(programs, contexts, 4)
     counts = {(job.program, job.plans) for job in trace.jobs}
     assert counts == {("full", 1), ("fewsteps", 1), ("cached", 1), ("cached", 4)}
     assert all(len(trace.of(*kind)) == 4 for kind in counts)

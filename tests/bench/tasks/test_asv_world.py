@@ -186,7 +186,7 @@ def test_the_filter_is_consistent_and_precise() -> None:
                 sums += vessel.left, vessel.right, vessel.r
             left, right, rate = sums / 10.0
             belief.predict(left, right)
-            belief.update(*sensors.read(tick, vessel, rate, belief.mean, belief.mean_rate))
+            belief.update(*sensors.read(tick, vessel, rate, belief))
             if tick > 60:
                 error = belief.mean[:3] - [vessel.x, vessel.y, vessel.heading]
                 squares.append(error @ np.linalg.solve(belief.covariance[:3, :3], error))
@@ -204,7 +204,7 @@ def test_a_bearing_behind_the_vessel_is_no_full_turn() -> None:
     sensors = Sensors(np.array([[-20.0, 0.0]]), generator)
     for tick in range(1, 40):
         belief.predict(0.0, 0.0)
-        belief.update(*sensors.read(tick, vessel, 0.0, belief.mean, belief.mean_rate))
+        belief.update(*sensors.read(tick, vessel, 0.0, belief))
         assert abs(wrap(float(belief.mean[2]))) < 0.03
 
 

@@ -146,9 +146,7 @@ def rows_of(record: Record, rows: slice) -> Record:
     return replace(record, **kept)
 
 
-def measure_trace(
-    programs: ClosedLoopPrograms, contexts: Tensor, calls: int, progress: bool = True
-) -> Trace:
+def measure_trace(programs: ClosedLoopPrograms, contexts: Tensor, calls: int) -> Trace:
     """Time single jobs of every program and of new samples, screening included, after a warm-up.
 
     ``contexts`` (count, ...) are taken in turn; every kind of job is timed ``calls`` times.
@@ -163,7 +161,7 @@ def measure_trace(
         made = programs.plan(program, Request("cached", contexts[row : row + 1], seeds))
         return int(made.record.evaluations.sum())
 
-    with bars(progress) as task:
+    with bars(True) as task:
         turns = take_turns(
             [partial(run, kind) for kind in kinds],
             warm_up=WARM_UP,

@@ -18,11 +18,7 @@ from muninn_bench.studies.closed_loop.traces import Replayed, Trace
 
 
 def write_results(
-    out: Path,
-    programs: ClosedLoopPrograms,
-    flights: Sequence[Flight],
-    trace: Trace,
-    command: str,
+    out: Path, programs: ClosedLoopPrograms, flights: Sequence[Flight], trace: Trace, command: str
 ) -> list[tables.Row]:
     """Write everything; returns the rows of the summary."""
     certificate = programs.certificate

@@ -156,7 +156,7 @@ class AsvEpisode:
             sums[:] = 0.0, 0.0, 0.0
             belief, tick = self.filter, self._substeps // GYRO_SAMPLES
             belief.predict(left, right)
-            belief.update(*self._sensors.read(tick, vessel, rate, belief.mean, belief.mean_rate))
+            belief.update(*self._sensors.read(tick, vessel, rate, belief))
             self._judge()
             if self.outcome is None:
                 self._control()
