@@ -22,9 +22,9 @@ from muninn_bench.tasks.asv.reference import (
     HORIZON,
     SCREENED,
     PlanReference,
-    PlanStop,
-    StopReference,
+    Stop,
     followed,
+    stop_ahead,
 )
 from muninn_bench.tasks.asv.vessel import Hull, Weather, drag, over_ground
 
@@ -116,7 +116,7 @@ def test_a_plan_reference_passes_its_frames_and_stays_at_the_last() -> None:
 
 
 def test_a_stop_brakes_evenly_to_rest() -> None:
-    reference = StopReference(np.array([1.0, 2.0]), np.array([1.2, 0.0]), begin=5.0)
+    reference = stop_ahead(np.array([1.0, 2.0]), np.array([1.2, 0.0]), begin=5.0)
     position, velocity = reference.at(np.array([5.0, 6.0, 7.4, 60.0]))
     assert velocity[:, 0] == pytest.approx([1.2, 0.7, 0.0, 0.0])
     # v^2 / 2a with a = 0.5 m/s^2.
@@ -128,7 +128,7 @@ def test_a_stop_on_a_plan_brakes_evenly_along_it() -> None:
     turn = 0.1 * np.arange(40)  # radians: a circle of radius 15 m at 1.5 m/s
     frames = np.stack([np.cos(turn), np.sin(turn), -np.sin(turn), np.cos(turn)], axis=1)
     frames *= (15.0, 15.0, 1.5, 1.5)
-    stop = PlanStop(PlanReference(frames, begin=2.0, joined=4.0), begin=9.3)
+    stop = Stop(PlanReference(frames, begin=2.0, joined=4.0), begin=9.3)
     times = np.array([9.3, 12.3, 19.3, 60.0])
     position, velocity = stop.at(times)
     assert np.linalg.norm(position, axis=1) == pytest.approx(15.0, abs=1e-2)
@@ -143,7 +143,7 @@ def test_a_stop_on_a_damped_plan_ends_where_it_does_undamped() -> None:
     ends = []
     for factor in (1.0, 0.5):
         plan = PlanReference(frames, begin=0.0, joined=4.0, factor=factor)
-        stop = PlanStop(plan, begin=4.0 + 3.0 / factor)
+        stop = Stop(plan, begin=4.0 + 3.0 / factor)
         place, velocity = stop.at(np.array([4.0 + 3.0 / factor, 100.0]))
         assert velocity[0, 0] == pytest.approx(1.5 * factor) and velocity[1, 0] == 0.0
         ends.append(place[1, 0])
@@ -185,7 +185,7 @@ def test_an_unreachable_reference_gets_full_thrust_and_no_more() -> None:
     hull = Hull()
     mpc, state = Mpc(hull), np.zeros(8)
     state[3] = top_speed(hull)
-    far = StopReference(np.array([500.0, 0.0]), np.zeros(2), 0.0)
+    far = stop_ahead(np.array([500.0, 0.0]), np.zeros(2), 0.0)
     for _ in range(30):
         speed, rate = mpc.solve(0.0, state, far)
     # At top speed the thrust envelope allows no more speed.

@@ -62,7 +62,7 @@ class AsvEpisode:
         self._holding, self._until = True, 0.0
         self._inside_goal = self._inside_buffer = 0
         self.smallest_clearance = math.inf
-        self._reference: reference.Reference = reference.StopReference(
+        self._reference: reference.Reference = reference.stop_ahead(
             self.filter.position(), self.filter.ground_velocity(), 0.0
         )
         self._judge()
@@ -115,9 +115,9 @@ class AsvEpisode:
         if not self._holding:
             plan, belief = self._reference, self.filter
             if isinstance(plan, reference.PlanReference) and not self._is_lost():
-                self._reference = reference.PlanStop(plan, self.time)
+                self._reference = reference.Stop(plan, self.time)
             else:
-                self._reference = reference.StopReference(
+                self._reference = reference.stop_ahead(
                     belief.position(), belief.ground_velocity(), self.time
                 )
         self._holding = True

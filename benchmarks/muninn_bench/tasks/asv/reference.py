@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Protocol
-
 import numpy as np
 from scipy.interpolate import CubicHermiteSpline
 
@@ -31,16 +28,6 @@ _SLOWING = 0.15
 every other plan fails the screen, a vessel that stopped at each would never get away."""
 
 
-class Reference(Protocol):
-    """Where to be, and how fast, at times of the episode."""
-
-    factor: float  # share of its own speed at which it is followed
-
-    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Positions and velocities over ground at the times (n,), each (n, 2)."""
-        ...
-
-
 def followed(frames: FloatArray) -> FloatArray:
     """The frames of a plan, world units, (frames, 4), at the places that it is followed through."""
     places = fitted(frames[:, :2], frames[:, 2:], FRAME_SECONDS)
@@ -52,7 +39,8 @@ class PlanReference:
 
     Velocities are the curve's own derivative: a planner's velocity channels are learned, and agree
     with its positions only roughly. Frames are in world units, (frames, 4); ``begin`` is the
-    episode's time at the first, ``joined`` that from which on it is followed, seconds.
+    episode's time at the first, ``joined`` that from which on it is followed, seconds; ``factor``
+    is the share of its own speed at which it is followed.
     """
 
     def __init__(
@@ -65,6 +53,7 @@ class PlanReference:
         self._velocity = self._position.derivative()
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Positions and velocities over ground at the times (n,), each (n, 2)."""
         along = self._joined - self._begin + self.factor * (times - self._joined)
         along = np.clip(along, 0.0, self._end)
         velocity = self.factor * self._velocity(along)
@@ -72,22 +61,7 @@ class PlanReference:
         return self._position(along), velocity
 
 
-class StopReference:
-    """Brakes along the velocity over ground and stays where that ends; never damped."""
-
-    def __init__(self, position: FloatArray, velocity: FloatArray, begin: float) -> None:
-        self._position, self._velocity, self._begin = position, velocity, begin
-        self.factor = 1.0
-        self._seconds = max(math.hypot(velocity[0], velocity[1]) / _BRAKING, 1e-6)
-
-    def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
-        gone = np.minimum(np.maximum(times - self._begin, 0.0), self._seconds)[:, None]
-        left = 1.0 - gone / self._seconds
-        position = self._position + self._velocity * (gone * (1.0 + left) / 2.0)
-        return position, self._velocity * left
-
-
-class PlanStop:
+class Stop:
     """Brakes along a plan and stays where that ends.
 
     A vessel in a bend that braked straight ahead would leave the water that its plan was screened
@@ -96,14 +70,25 @@ class PlanStop:
     calls.
     """
 
-    def __init__(self, plan: PlanReference, begin: float) -> None:
+    def __init__(self, plan: PlanReference, begin: float, slowing: float = _SLOWING) -> None:
         self._plan, self._begin = plan, begin
         self.factor = plan.factor
         planned = float(np.linalg.norm(plan.at(np.array([begin]))[1])) / self.factor
-        self._seconds = min(max(planned / _SLOWING, 1e-6), LONGEST_STOP) / self.factor
+        self._seconds = min(max(planned / slowing, 1e-6), LONGEST_STOP) / self.factor
 
     def at(self, times: FloatArray) -> tuple[FloatArray, FloatArray]:
         gone = np.minimum(np.maximum(times - self._begin, 0.0), self._seconds)
         left = 1.0 - gone / self._seconds
         position, velocity = self._plan.at(self._begin + gone * (1.0 + left) / 2.0)
         return position, velocity * left[:, None]
+
+
+Reference = PlanReference | Stop
+"""Where to be, and how fast, at times of the episode."""
+
+
+def stop_ahead(position: FloatArray, velocity: FloatArray, begin: float) -> Stop:
+    """A stop along a velocity over ground, (2,) each; never damped."""
+    seconds = FRAME_SECONDS * np.arange(LONGEST_STOP / FRAME_SECONDS)[:, None]
+    ahead = np.concatenate([position + velocity * seconds, velocity + 0.0 * seconds], axis=1)
+    return Stop(PlanReference(ahead, begin, begin), begin, _BRAKING)
