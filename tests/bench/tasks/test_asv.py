@@ -14,18 +14,19 @@ from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn_bench.networks.teacher import Teacher, build_network
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.tasks.asv.episode import LOST, AsvEpisode, AsvPlatform
-from muninn_bench.tasks.asv.lake import BUOY_RADIUS, GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
-from muninn_bench.tasks.asv.mpc import Mpc, thrust_loop
-from muninn_bench.tasks.asv.reference import (
+from muninn_bench.tasks.asv.controller import (
     FRAME_SECONDS,
     HORIZON,
     SCREENED,
+    Mpc,
     PlanReference,
     Stop,
     followed,
     stop_ahead,
+    thrust_loop,
 )
+from muninn_bench.tasks.asv.episode import LOST, AsvEpisode, AsvPlatform
+from muninn_bench.tasks.asv.lake import BUOY_RADIUS, GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
 from muninn_bench.tasks.asv.vessel import Hull, Weather, drag, over_ground
 
 pytest.importorskip("osqp")

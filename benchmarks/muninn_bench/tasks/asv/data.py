@@ -23,8 +23,8 @@ from scipy.sparse.csgraph import dijkstra
 from scipy.spatial import cKDTree
 
 from muninn.model.schedule import FloatArray
+from muninn_bench.tasks.asv.controller import FRAME_SECONDS, HORIZON
 from muninn_bench.tasks.asv.lake import WORLD_RADIUS, Lake, allowed_goal, draw_in_disc, make_lake
-from muninn_bench.tasks.asv.reference import FRAME_SECONDS, HORIZON
 from muninn_bench.tasks.paths import arc_lengths, resample
 from muninn_bench.tasks.recorded import Recording
 

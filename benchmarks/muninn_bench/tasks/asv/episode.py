@@ -16,10 +16,9 @@ from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.platform import Outcome, Snapshot
+from muninn_bench.tasks.asv import controller
 from muninn_bench.tasks.asv import lake as world
-from muninn_bench.tasks.asv import reference
 from muninn_bench.tasks.asv.filter import GYRO_SAMPLES, TICK, Filter, Sensors
-from muninn_bench.tasks.asv.mpc import Mpc, require_osqp, thrust_loop
 from muninn_bench.tasks.asv.vessel import Hull, Vessel, Weather
 
 TIMEOUT, GOAL_SECONDS, BUFFER_SECONDS = 180.0, 3.0, 1.0
@@ -57,12 +56,12 @@ class AsvEpisode:
         self.filter = Filter(hull, believed)
         self._lake, self._weather, self._teacher = lake, weather, teacher
         self._sensors = Sensors(lake.buoys, generator)
-        self._mpc = Mpc(hull)
+        self._mpc = controller.Mpc(hull)
         self._substeps, self._sums, self._command = 0, [0.0, 0.0, 0.0], (0.0, 0.0)
         self._holding, self._until = True, 0.0
         self._inside_goal = self._inside_buffer = 0
         self.smallest_clearance = math.inf
-        self._reference: reference.Reference = reference.stop_ahead(
+        self._reference: controller.Reference = controller.stop_ahead(
             self.filter.position(), self.filter.ground_velocity(), 0.0
         )
         self._judge()
@@ -100,11 +99,11 @@ class AsvEpisode:
                 f"the plan is of {taken} s, but it is {self.time} s; give its past time"
             )
         frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
-        followed = reference.followed(frames)
-        self._reference = reference.PlanReference(followed, taken, self.time, factor)
+        followed = controller.followed(frames)
+        self._reference = controller.PlanReference(followed, taken, self.time, factor)
         self._holding = False
         # A stop runs through half as many seconds of the plan as it takes.
-        self._until = taken + reference.SCREENED - 0.5 * reference.LONGEST_STOP
+        self._until = taken + controller.SCREENED - 0.5 * controller.LONGEST_STOP
 
     def hold(self) -> None:
         """Stop and hold the position; holding on where it already holds.
@@ -114,10 +113,10 @@ class AsvEpisode:
         """
         if not self._holding:
             plan, belief = self._reference, self.filter
-            if isinstance(plan, reference.PlanReference) and not self._is_lost():
-                self._reference = reference.Stop(plan, self.time)
+            if isinstance(plan, controller.PlanReference) and not self._is_lost():
+                self._reference = controller.Stop(plan, self.time)
             else:
-                self._reference = reference.stop_ahead(
+                self._reference = controller.stop_ahead(
                     belief.position(), belief.ground_velocity(), self.time
                 )
         self._holding = True
@@ -166,7 +165,7 @@ class AsvEpisode:
             self.hold()
         state = self.filter.mean
         setpoint = self._mpc.solve(self.time, state, self._reference)
-        self._command = thrust_loop(self.vessel.hull, setpoint, state)
+        self._command = controller.thrust_loop(self.vessel.hull, setpoint, state)
 
     def _judge(self) -> None:
         """Success and shore by the filter's mean, contact by the true hull, as the paper has it."""
@@ -207,7 +206,7 @@ class AsvPlatform:
     tolerance: float = 0.5
 
     def __post_init__(self) -> None:
-        require_osqp()  # a missing package is told now, not in the first episode
+        controller.require_osqp()  # a missing package is told now, not in the first episode
         self.planner = diffuser_planner(self.teacher)
 
     def begin(self, seed: int) -> AsvEpisode:
@@ -222,8 +221,8 @@ class AsvPlatform:
         A vessel that is itself too close may leave: its plan must then lead no decimetre closer.
         """
         frames = self.teacher.unnormalise(plan.float()).double().numpy()
-        soon = round(reference.SCREENED / reference.FRAME_SECONDS) + 1
-        path = reference.followed(frames)[:soon, :2]
+        soon = round(controller.SCREENED / controller.FRAME_SECONDS) + 1
+        path = controller.followed(frames)[:soon, :2]
         middles = 0.5 * (path[1:] + path[:-1])
         clearance = self.lake.clearance(np.concatenate([path, middles]))
         return bool(clearance.min() >= min(SCREEN_MARGIN, float(clearance[0]) - 0.1))
