@@ -23,14 +23,10 @@ from muninn.loop.deadline import machine
 from muninn.loop.escalation import Needs
 from muninn.progress import bars
 from muninn_bench.platform import Episode, Platform, Snapshot
+from muninn_bench.studies.closed_loop import methods
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
 from muninn_bench.studies.closed_loop.loop import Flight, FlownCall, Recorder
-from muninn_bench.studies.closed_loop.methods import (
-    ClosedLoopPrograms,
-    find_method,
-    measure_trace,
-    needs,
-)
+from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, find_method
 from muninn_bench.studies.closed_loop.pictures import draw_gif
 from muninn_bench.studies.closed_loop.tables import bound_of, method_rows
 from muninn_bench.studies.closed_loop.traces import Latency, Replayed, measured, write_lines
@@ -143,14 +139,14 @@ class View(Recorder):
 def fly_live(
     console: Console,
     programs: ClosedLoopPrograms,
-    methods: Sequence[str],
+    names: Sequence[str],
     episodes: int,
     view: bool,
     replay: Path | None,
 ) -> None:
     """Plan at batch 1 here and now, with the latency that has; or as a recorded file says."""
     platform, folder = programs.platform, Path("runs/fly") / programs.platform.name
-    asked = [Ticket(find_method(name), seed) for name in methods for seed in range(episodes)]
+    asked = [Ticket(find_method(name), seed) for name in names for seed in range(episodes)]
     watcher = View(platform, programs.certificate, folder) if view else None
     jobs: list[tuple[Ticket, Latency]]
     if replay is not None:
@@ -158,7 +154,7 @@ def fly_live(
         jobs = [(Ticket(find_method(one.method), one.seed), Replayed(one.jobs)) for one in recorded]
     else:
         first = torch.cat([platform.begin(seed).context() for seed in range(_TIMED)])
-        needed = needs(platform, measure_trace(programs, first, _TIMED))
+        needed = methods.needs(platform, methods.measure_trace(programs, first, _TIMED))
         jobs = [(ticket, measured) for ticket in asked]
     flights = []
     with bars(True) as task:

@@ -40,14 +40,10 @@ from muninn_bench.measure.protocol import Run, plain
 from muninn_bench.models import model_file
 from muninn_bench.networks.on_gpu import evaluate_on_gpu
 from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
+from muninn_bench.studies.closed_loop import methods
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_all
 from muninn_bench.studies.closed_loop.loop import Flight
-from muninn_bench.studies.closed_loop.methods import (
-    METHODS,
-    ClosedLoopPrograms,
-    find_method,
-    measure_trace,
-)
+from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms, find_method
 from muninn_bench.studies.closed_loop.traces import Trace
 from muninn_bench.tasks.flown import FlownEpisode
 
@@ -219,7 +215,7 @@ def run_study(
     """
     if not paths.trace.exists():
         contexts = scout(build, settings, paths.work)
-        measure_trace(programs, contexts, settings.timed).save(paths.trace)
+        methods.measure_trace(programs, contexts, settings.timed).save(paths.trace)
     files = [file for file in (paths.certificate, paths.trace, paths.fewer) if file.exists()]
     identity = {
         "platform": programs.platform.name,

@@ -151,12 +151,6 @@ def deviation_columns(flights: Sequence[Flight], tolerance: float, risk: float) 
     }
 
 
-def compare_all(flights: Sequence[Flight]) -> list[Row]:
-    """The pairs of which both methods were flown."""
-    flown = {flight.method for flight in flights}
-    return [compare(flights, *pair) for pair in PAIRS if set(pair) <= flown]
-
-
 def compare(flights: Sequence[Flight], first: str, second: str) -> Row:
     """Two methods on the seeds that both flew, as a line of ``comparisons.csv``.
 
