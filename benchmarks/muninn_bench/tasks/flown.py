@@ -34,17 +34,8 @@ class FlownEpisode:
 
     def __init__(self, platform: Platform, seed: int) -> None:
         self._platform, self._robot = platform, platform.begin(seed)
-        self._calls = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether the robot has succeeded, collided or run out of time."""
-        return self._robot.outcome is not None
-
-    @property
-    def time(self) -> float:
-        """Simulated seconds."""
-        return self._robot.time
+        self._calls, self.time = 0, 0.0  # simulated seconds
+        self.done = False  # whether the robot has succeeded, collided or run out of time
 
     def context(self) -> Tensor:
         """What the robot senses now."""
@@ -58,6 +49,7 @@ class FlownEpisode:
             self._robot.hold()
         self._calls += 1
         self._robot.advance(self._calls * self._platform.period - self._robot.time)
+        self.time, self.done = self._robot.time, self._robot.outcome is not None
 
     def result(self) -> Result:
         """Success, the seconds it took, and the smallest clearance in metres."""

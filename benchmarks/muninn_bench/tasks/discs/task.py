@@ -36,16 +36,7 @@ class DiscEpisode:
         self._teacher = teacher
         self._problem = draw_problem(np.random.default_rng(seed))
         self._path: FloatArray | None = None
-
-    @property
-    def done(self) -> bool:
-        """The way has been gone."""
-        return self._path is not None
-
-    @property
-    def time(self) -> float:
-        """Seconds."""
-        return SECONDS if self.done else 0.0
+        self.done, self.time = False, 0.0
 
     def context(self) -> Tensor:
         """Start and goal in the planner's units, (1, 2, 2)."""
@@ -55,6 +46,7 @@ class DiscEpisode:
     def follow(self, plan: Tensor) -> None:
         """Go a plan (horizon, 2) to its end."""
         self._path = self._teacher.unnormalise(plan.float()).double().numpy()
+        self.done, self.time = True, SECONDS
 
     def result(self) -> Result:
         """Success: at the goal, without touching the disc."""
