@@ -133,7 +133,7 @@ class MazePlatform:
     """See :class:`muninn_bench.platform.Platform`.
 
     The paper names no planning rate for Maze2D. Half a second is one that Muninn keeps on two
-    cores, new samples included, and full compute does not. The planner is told of neither gust nor noise.
+    cores, new samples included, and full compute does not. The planner is not told of gusts.
     """
 
     teacher: Teacher = field(default_factory=bundled_teacher)

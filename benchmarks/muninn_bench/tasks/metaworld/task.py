@@ -51,19 +51,10 @@ class PickPlaceEpisode:
 
     def __init__(self, policy: Any, preprocessor: Any, postprocessor: Any, problem: Any) -> None:
         self._policy, self._before, self._after = policy, preprocessor, postprocessor
-        self._world: PickPlace | None = _IDLE.pop() if _IDLE else PickPlace()
+        self._world = _IDLE.pop() if _IDLE else PickPlace()
         self._history = np.stack([self._world.reset(problem)] * 2)
         self._steps, self._success = 0, False
-
-    @property
-    def done(self) -> bool:
-        """Success, or out of steps."""
-        return self._world is None
-
-    @property
-    def time(self) -> float:
-        """Steps of the environment, 80 a second."""
-        return self._steps / 80.0
+        self.time, self.done = 0.0, False  # seconds; whether it succeeded or is out of steps
 
     def context(self) -> Tensor:
         """What the network is told, (1, condition)."""
@@ -75,16 +66,16 @@ class PickPlaceEpisode:
         config = self._policy.config
         first = config.n_obs_steps - 1
         executed = self._after(plan[first : first + config.n_action_steps]).numpy()
-        assert self._world is not None
         for action in np.asarray(executed, np.float64):
             observation, self._success = self._world.step(action)
             self._history = np.stack([self._history[1], observation])
             self._steps += 1
             if self._success:
                 break
-        if self._success or self._steps + config.n_action_steps > STEP_LIMIT:
+        self.time = self._steps / 80.0  # the environment makes 80 steps a second
+        self.done = self._success or self._steps + config.n_action_steps > STEP_LIMIT
+        if self.done:
             _IDLE.append(self._world)
-            self._world = None
 
     def result(self) -> Result:
         """The environment's own success signal."""
