@@ -93,6 +93,10 @@ class Platform(Protocol):
         """A plan's positions in world units, (horizon, 2) or (horizon, 3)."""
         ...
 
+    def outlines(self) -> list[FloatArray]:
+        """Lines of walls, shores and obstacles, each (points, 2 or 3), for pictures."""
+        ...
+
 
 def position_metric(platform: Platform) -> Metric:
     """Largest distance in metres between the positions of two plans at the same frame."""

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.studies.latency.rows import Row
-from muninn_bench.studies.latency.settings import Settings
-from muninn_bench.studies.latency.variants import TimedVariant, random_variant
+from muninn_bench.studies.latency.results import Row
+from muninn_bench.studies.latency.variants import Settings, TimedVariant, random_variant
 
 DEVICE = torch.device("cpu")
 CONFIG = UnetConfig(widths=(8, 8), time_width=8, heads=1)

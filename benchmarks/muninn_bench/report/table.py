@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from rich.console import Console
@@ -75,6 +76,44 @@ def markdown(
         rule = "| " + " | ".join("---:" if right else "---" for right in numbers) + " |"
     lines = ["| " + " | ".join(headings) + " |", rule]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def cells(
+    columns: str, rows: Iterable[Mapping[str, Any]]
+) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Headings and cells of ``heading=pattern|heading=pattern|...``, filled in from each row.
+
+    A pattern is Python's; one without braces is a single value, and needs no heading that is its
+    name. A format may be followed by ``*`` and a factor; ``ms`` is three digits, or the whole
+    number where it has more. Where a value is None or NaN there is a dash.
+
+    >>> row = {"way": "Full", "p50_ms": 177.31, "p99_ms": 4.234, "won": 0.5, "lost": None}
+    >>> cells("way|p50=p50_ms:ms|p99=p99_ms:ms|won={won:.1f*100}%|lost:.1f", [row])
+    (('way', 'p50', 'p99', 'won', 'lost'), [['Full', '177', '4.23', '50.0%', '-']])
+    """
+    named = {}
+    for column in columns.split("|"):
+        heading, equals, pattern = column.partition("=")
+        heading, pattern = (heading, pattern) if equals else (column.partition(":")[0], column)
+        named[heading] = pattern if "{" in pattern else f"{{{pattern}}}"
+    return tuple(named), [[fill(pattern, row) for pattern in named.values()] for row in rows]
+
+
+def fill(pattern: str, row: Mapping[str, Any]) -> str:
+    """One cell of :func:`cells`."""
+    text = ""
+    for words, name, spec, _ in Formatter().parse(pattern):
+        text += words
+        if name is None:
+            continue
+        if _empty(value := row[name]):
+            return "-"
+        form, _, factor = (spec or "").partition("*")
+        value = float(factor) * value if factor else value
+        if form == "ms":
+            form = ".0f" if value >= 100.0 else ".3g"
+        text += format(value, form)
+    return text
 
 
 def print_table(

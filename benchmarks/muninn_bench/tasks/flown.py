@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from muninn.certify.metrics import Metric
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-from muninn_bench.networks.runs import load_runs
+from muninn_bench.networks.teacher import NetworkConfig
 from muninn_bench.networks.trainer import Training
-from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.planners.diffuser_lesson import DiffuserLesson
 from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
 from muninn_bench.task import Result, Stream
-from muninn_bench.tasks.recorded import Recording
+from muninn_bench.tasks.recorded import RecordedTask, Recording
 
 FIRST = {
     Stream.TRAIN: 4_000_000,
@@ -37,17 +34,8 @@ class FlownEpisode:
 
     def __init__(self, platform: Platform, seed: int) -> None:
         self._platform, self._robot = platform, platform.begin(seed)
-        self._calls = 0
-
-    @property
-    def done(self) -> bool:
-        """Whether the robot has succeeded, collided or run out of time."""
-        return self._robot.outcome is not None
-
-    @property
-    def time(self) -> float:
-        """Simulated seconds."""
-        return self._robot.time
+        self._calls, self.time = 0, 0.0  # simulated seconds
+        self.done = False  # whether the robot has succeeded, collided or run out of time
 
     def context(self) -> Tensor:
         """What the robot senses now."""
@@ -61,6 +49,7 @@ class FlownEpisode:
             self._robot.hold()
         self._calls += 1
         self._robot.advance(self._calls * self._platform.period - self._robot.time)
+        self.time, self.done = self._robot.time, self._robot.outcome is not None
 
     def result(self) -> Result:
         """Success, the seconds it took, and the smallest clearance in metres."""
@@ -70,14 +59,14 @@ class FlownEpisode:
 
 
 @dataclass(frozen=True)
-class FlownTask:
+class FlownTask(RecordedTask):
     """A platform as a task; see :class:`muninn_bench.task.Task`."""
 
     name: str  # the folder's
     tolerance: float  # metres, the platform's own
     build: Callable[[], Platform]  # a fresh one
     recording: Recording  # this and the next four: how its planner was trained
-    network: UnetConfig
+    networks: Mapping[str, NetworkConfig]
     horizon: int
     minutes: float
     batch: int
@@ -108,19 +97,9 @@ class FlownTask:
             raise InputError(f"a stream has episodes 0 to {MOST - 1}, got {number}")
         return FlownEpisode(_kept(self.build), 10 * MOST * seed + FIRST[stream] + number)
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
-        """Record runs."""
-        self.recording.generate(path, count, seed, workers)
-
     def training(self, variant: str, out: Path) -> Training:
         """As the teacher's card says."""
         return Training(out, minutes=self.minutes, batch=self.batch)
-
-    def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:
-        """Clean plans between an inpainted start and goal."""
-        device = torch.device(settings.device)
-        runs = load_runs(data)
-        return DiffuserLesson(runs, self.network, self.horizon, device, seed=settings.seed)
 
 
 @cache

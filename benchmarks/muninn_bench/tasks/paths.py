@@ -35,9 +35,7 @@ def gaussian(sigma: float, reach: int | None = None) -> FloatArray:
 def smooth(path: FloatArray, sigma: float) -> FloatArray:
     """The path under a Gaussian of ``sigma`` samples; odd reflection keeps both ends."""
     reach = min(int(np.ceil(3 * sigma)), len(path) - 1)
-    before = 2 * path[:1] - path[reach:0:-1]
-    after = 2 * path[-1:] - path[-2 : -reach - 2 : -1]
-    padded = np.concatenate([before, path, after])
+    padded = np.pad(path, ((reach, reach), (0, 0)), mode="reflect", reflect_type="odd")
     weights = gaussian(sigma, reach)
     return np.stack([np.convolve(column, weights, "valid") for column in padded.T], axis=1)
 

@@ -1,4 +1,4 @@
-"""Record training data, as ``muninn-bench data`` does.
+"""Record training data, as ``muninn-bench data`` does, and what planners learn from it.
 
 Every run is a function of ``(seed, index)`` alone, so the file does not depend on the number of
 workers; finished shards are kept beside it and reused when the command is started again.
@@ -6,19 +6,23 @@ workers; finished shards are kept beside it and reused when the command is start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.model.schedule import FloatArray
 from muninn.parallel import workers_of
 from muninn.progress import bars
-from muninn_bench.networks.runs import Runs, save_runs
+from muninn_bench.networks.runs import Runs, load_runs, save_runs
+from muninn_bench.networks.teacher import NetworkConfig
+from muninn_bench.networks.trainer import Training
+from muninn_bench.planners.diffuser_lesson import DiffuserLesson
 
 SHARD = 200
 """Indices recorded at a time."""
@@ -78,3 +82,27 @@ def _record(make: Make, folder: Path, seed: int, shard: range) -> Path:
         offsets = np.cumsum([len(run) for run in runs])[:-1]
         write_whole(path, partial(np.savez, frames=np.concatenate(runs), offsets=offsets))
     return path
+
+
+class RecordedTask:
+    """A task whose planners are Diffusers of recorded runs: see its card for their training."""
+
+    recording: Recording
+    networks: Mapping[str, NetworkConfig]  # by variant
+    horizon: int
+    whole_share: float = 0.6  # of plans that start at a run's start
+
+    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+        """Record runs."""
+        self.recording.generate(path, count, seed, workers)
+
+    def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:
+        """Plans, or their noise, between an inpainted start and goal."""
+        return DiffuserLesson(
+            load_runs(data),
+            self.networks[variant],
+            self.horizon,
+            torch.device(settings.device),
+            seed=settings.seed,
+            whole_share=self.whole_share,
+        )

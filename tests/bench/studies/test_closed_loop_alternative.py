@@ -55,8 +55,6 @@ def test_without_them_nothing_is_timed_and_their_method_says_what_to_do() -> Non
     programs = cases.programs()
     contexts = loop_cases.starts(3, 0)
     without = ClosedLoopPrograms(programs.platform, loop_cases.fast())
-    assert "fewsteps" not in {
-        job.program for job in measure_trace(without, contexts, 1, progress=False).jobs
-    }
+    assert "fewsteps" not in {job.program for job in measure_trace(without, contexts, 1).jobs}
     with pytest.raises(InputError, match=r"tuned by `muninn-bench fly --study`"):
         without.plan("fewsteps", Request("cached", contexts[:1], (0,)))

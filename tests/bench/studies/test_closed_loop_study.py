@@ -22,7 +22,7 @@ from muninn.errors import CalibrationError, InputError
 from muninn.loop.escalation import Needs
 from muninn_bench.cli import app
 from muninn_bench.platform import position_metric
-from muninn_bench.studies.closed_loop import pictures, tables, view
+from muninn_bench.studies.closed_loop import live, pictures, tables
 from muninn_bench.studies.closed_loop import study as study_module
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
 from muninn_bench.studies.closed_loop.live import read_flights, write_flights
@@ -135,7 +135,7 @@ def test_the_metric_is_the_largest_distance_between_positions() -> None:
 def test_a_trace_is_measured_for_every_program() -> None:
     programs = cases.programs()
     contexts = loop_cases.starts(3, 0)
-    trace = measure_trace(programs, contexts, 4, progress=False)
+    trace = measure_trace(programs, contexts, 4)
     counts = {(job.program, job.plans) for job in trace.jobs}
     assert counts == {("full", 1), ("fewsteps", 1), ("cached", 1), ("cached", 4)}
     assert all(len(trace.of(*kind)) == 4 for kind in counts)
@@ -310,10 +310,10 @@ def test_without_a_screen_the_view_writes_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rerun")
-    monkeypatch.setattr(view, "has_screen", lambda: False)
+    monkeypatch.setattr(live, "has_screen", lambda: False)
     monkeypatch.setattr(pictures, "FRAMES", 4)
     programs = cases.programs()
-    shown = view.View(programs.platform, loop_cases.certificate(), tmp_path)
+    shown = live.View(programs.platform, loop_cases.certificate(), tmp_path)
     fly_one(programs, Ticket(METHODS["combined"], 1), lambda job: 0.1, Needs(), watcher=shown)
     assert [path.suffix for path in shown.written] == [".rrd", ".gif"]
     assert all(path.stat().st_size > 1000 for path in shown.written)
@@ -322,7 +322,7 @@ def test_without_a_screen_the_view_writes_files(
 def test_the_view_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rerun", None)
     with pytest.raises(InputError, match=r"muninn-bench\[viz\]"):
-        view.View(cases.platform(), loop_cases.certificate(), tmp_path)
+        live.View(cases.platform(), loop_cases.certificate(), tmp_path)
 
 
 # -- the command line ---------------------------------------------------------------------------

@@ -41,8 +41,7 @@ from muninn_bench.studies.latency.programs import (
     TunedPrograms,
     bisect,
 )
-from muninn_bench.studies.latency.settings import CPU, CUDA, sizes
-from muninn_bench.studies.latency.variants import SEED, WIDE, variant_names
+from muninn_bench.studies.latency.variants import CPU, CUDA, SEED, WIDE, sizes, variant_names
 from muninn_bench.studies.latency.ways import (
     EVERY,
     Way,

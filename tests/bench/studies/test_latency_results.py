@@ -26,8 +26,7 @@ from muninn_bench.studies.latency.page import (
     write_latency,
 )
 from muninn_bench.studies.latency.programs import FORECAST, TunedPrograms
-from muninn_bench.studies.latency.rows import Row, merge, table
-from muninn_bench.studies.latency.targets import Target, targets
+from muninn_bench.studies.latency.results import Row, Target, merge, table, targets
 from muninn_bench.studies.latency.variants import VARIANTS, TimedVariant, random_variant
 from muninn_bench.studies.latency.ways import (
     run_program,

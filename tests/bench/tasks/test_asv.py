@@ -14,18 +14,19 @@ from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn_bench.networks.teacher import Teacher, build_network
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.tasks.asv.episode import LOST, AsvEpisode, AsvPlatform
-from muninn_bench.tasks.asv.lake import GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
-from muninn_bench.tasks.asv.mpc import Mpc, thrust_loop
-from muninn_bench.tasks.asv.reference import (
+from muninn_bench.tasks.asv.controller import (
     FRAME_SECONDS,
     HORIZON,
     SCREENED,
+    Mpc,
     PlanReference,
-    PlanStop,
-    StopReference,
+    Stop,
     followed,
+    stop_ahead,
+    thrust_loop,
 )
+from muninn_bench.tasks.asv.episode import LOST, AsvEpisode, AsvPlatform
+from muninn_bench.tasks.asv.lake import BUOY_RADIUS, GOAL_RADIUS, SHORE_BUFFER, Problem, make_lake
 from muninn_bench.tasks.asv.vessel import Hull, Weather, drag, over_ground
 
 pytest.importorskip("osqp")
@@ -116,7 +117,7 @@ def test_a_plan_reference_passes_its_frames_and_stays_at_the_last() -> None:
 
 
 def test_a_stop_brakes_evenly_to_rest() -> None:
-    reference = StopReference(np.array([1.0, 2.0]), np.array([1.2, 0.0]), begin=5.0)
+    reference = stop_ahead(np.array([1.0, 2.0]), np.array([1.2, 0.0]), begin=5.0)
     position, velocity = reference.at(np.array([5.0, 6.0, 7.4, 60.0]))
     assert velocity[:, 0] == pytest.approx([1.2, 0.7, 0.0, 0.0])
     # v^2 / 2a with a = 0.5 m/s^2.
@@ -128,7 +129,7 @@ def test_a_stop_on_a_plan_brakes_evenly_along_it() -> None:
     turn = 0.1 * np.arange(40)  # radians: a circle of radius 15 m at 1.5 m/s
     frames = np.stack([np.cos(turn), np.sin(turn), -np.sin(turn), np.cos(turn)], axis=1)
     frames *= (15.0, 15.0, 1.5, 1.5)
-    stop = PlanStop(PlanReference(frames, begin=2.0, joined=4.0), begin=9.3)
+    stop = Stop(PlanReference(frames, begin=2.0, joined=4.0), begin=9.3)
     times = np.array([9.3, 12.3, 19.3, 60.0])
     position, velocity = stop.at(times)
     assert np.linalg.norm(position, axis=1) == pytest.approx(15.0, abs=1e-2)
@@ -143,7 +144,7 @@ def test_a_stop_on_a_damped_plan_ends_where_it_does_undamped() -> None:
     ends = []
     for factor in (1.0, 0.5):
         plan = PlanReference(frames, begin=0.0, joined=4.0, factor=factor)
-        stop = PlanStop(plan, begin=4.0 + 3.0 / factor)
+        stop = Stop(plan, begin=4.0 + 3.0 / factor)
         place, velocity = stop.at(np.array([4.0 + 3.0 / factor, 100.0]))
         assert velocity[0, 0] == pytest.approx(1.5 * factor) and velocity[1, 0] == 0.0
         ends.append(place[1, 0])
@@ -185,7 +186,7 @@ def test_an_unreachable_reference_gets_full_thrust_and_no_more() -> None:
     hull = Hull()
     mpc, state = Mpc(hull), np.zeros(8)
     state[3] = top_speed(hull)
-    far = StopReference(np.array([500.0, 0.0]), np.zeros(2), 0.0)
+    far = stop_ahead(np.array([500.0, 0.0]), np.zeros(2), 0.0)
     for _ in range(30):
         speed, rate = mpc.solve(0.0, state, far)
     # At top speed the thrust envelope allows no more speed.
@@ -345,12 +346,12 @@ def test_the_buffer_is_forgiven_for_one_second_and_the_shore_never(teacher: Teac
 
 
 def test_touching_a_buoy_ends_the_episode(teacher: Teacher) -> None:
-    buoy = LAKE.buoys.centres[1]
+    buoy = LAKE.buoys[1]
     episode = begin(teacher, buoy - (8.0, 0.0))
     episode.follow(straight(teacher, buoy - (8.0, 0.0), 1.5), taken=0.0)
     episode.advance(20.0)
     assert episode.outcome == "collision"
-    contact = float(LAKE.buoys.radii[1]) + 0.9
+    contact = BUOY_RADIUS + 0.9
     assert np.hypot(*(where(episode) - buoy)) == pytest.approx(contact, abs=0.15)
     stopped = episode.time
     episode.advance(1.0)
@@ -428,7 +429,7 @@ def test_the_screen_knows_the_map(teacher: Teacher) -> None:
         teacher.normalise(torch.tensor(frames, dtype=torch.float32)), context
     )
     # One that jumps over a buoy between two frames is caught by the middle.
-    buoy = LAKE.buoys.centres[1]
+    buoy = LAKE.buoys[1]
     jump = straight(teacher, buoy - (3.0, 0.0), 12.0)
     assert not platform.screen(jump, context)
     assert platform.path(jump)[0] == pytest.approx(buoy - (3.0, 0.0), abs=1e-3)

@@ -13,6 +13,7 @@ from muninn_bench.networks.runs import load_runs
 from muninn_bench.tasks.asv import data
 from muninn_bench.tasks.asv.filter import TICK, Filter, Sensors
 from muninn_bench.tasks.asv.lake import (
+    BUOY_RADIUS,
     GOAL_RADIUS,
     HULL_RADIUS,
     SHORE_BUFFER,
@@ -20,7 +21,7 @@ from muninn_bench.tasks.asv.lake import (
     START_RADIUS,
     START_REGIONS,
     WORLD_RADIUS,
-    Discs,
+    Lake,
     Polygons,
     draw_problem,
     make_lake,
@@ -73,8 +74,10 @@ def test_signed_distance_of_a_square_and_a_disc_is_exact() -> None:
     square = Polygons((np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 2.0], [0.0, 2.0]]),))
     points = np.array([[1.0, 1.5], [3.0, 3.0], [-1.0, 1.0], [1.0, 0.0]])
     assert square.signed_distance(points) == pytest.approx([-0.5, math.sqrt(2.0), 1.0, 0.0])
-    disc = Discs(np.array([[1.0, 0.0]]), np.array([2.0]))
-    assert disc.signed_distance(np.array([[1.0, 0.0], [4.0, 4.0]])) == pytest.approx([-2.0, 3.0])
+    far = Polygons((square.rings[0] + 1e3,))
+    lake = Lake(far, far, np.array([[1.0, 0.0]]))
+    found = lake.to_obstacles(np.array([[1.0, 0.0], [4.0, 4.0]]))
+    assert found == pytest.approx([-BUOY_RADIUS, 5.0 - BUOY_RADIUS])
 
 
 def test_the_lake_fits_the_world_and_blocks_most_straight_lines() -> None:
@@ -174,7 +177,7 @@ def test_the_filter_is_consistent_and_precise() -> None:
         vessel = Vessel(hull, 0.0, 8.0, 0.0)
         believed = np.zeros(8)
         believed[:3] = generator.normal((vessel.x, vessel.y, 0.0), (0.05, 0.05, 0.02))
-        belief, sensors = Filter(hull, believed), Sensors(LAKE.buoys.centres, generator)
+        belief, sensors = Filter(hull, believed), Sensors(LAKE.buoys, generator)
         for tick in range(1, 500):
             now, sums = tick * TICK, np.zeros(3)
             command = (40.0 + 20.0 * math.sin(now), 40.0 + 20.0 * math.sin(1.3 * now))
@@ -183,7 +186,7 @@ def test_the_filter_is_consistent_and_precise() -> None:
                 sums += vessel.left, vessel.right, vessel.r
             left, right, rate = sums / 10.0
             belief.predict(left, right)
-            belief.update(*sensors.read(tick, vessel, rate, belief.mean, belief.mean_rate))
+            belief.update(*sensors.read(tick, vessel, rate, belief))
             if tick > 60:
                 error = belief.mean[:3] - [vessel.x, vessel.y, vessel.heading]
                 squares.append(error @ np.linalg.solve(belief.covariance[:3, :3], error))
@@ -201,7 +204,7 @@ def test_a_bearing_behind_the_vessel_is_no_full_turn() -> None:
     sensors = Sensors(np.array([[-20.0, 0.0]]), generator)
     for tick in range(1, 40):
         belief.predict(0.0, 0.0)
-        belief.update(*sensors.read(tick, vessel, 0.0, belief.mean, belief.mean_rate))
+        belief.update(*sensors.read(tick, vessel, 0.0, belief))
         assert abs(wrap(float(belief.mean[2]))) < 0.03
 
 
@@ -228,20 +231,21 @@ def test_routes_respect_speed_acceleration_and_turn_rate() -> None:
         problem = draw_problem(LAKE, generator)
         route = router.route(problem.start, problem.goal, generator)
         assert route is not None
-        assert (route.positions[0], route.positions[-1]) == (
+        times, positions, velocities = route.x, route(route.x), route(route.x, 1)
+        assert (positions[0], positions[-1]) == (
             pytest.approx(problem.start),
             pytest.approx(problem.goal),
         )
-        assert (np.diff(route.times) > 0.0).all()
-        assert LAKE.clearance(route.positions).min() >= data.MARGIN - 0.3
-        assert LAKE.to_obstacles(route.positions).min() > HULL_RADIUS
-        speed = np.hypot(*route.velocities.T)
-        assert speed[0] == speed[-1] == 0.0
+        assert (np.diff(times) > 0.0).all()
+        assert LAKE.clearance(positions).min() >= data.MARGIN - 0.3
+        assert LAKE.to_obstacles(positions).min() > HULL_RADIUS
+        speed = np.hypot(*velocities.T)
+        assert max(speed[0], speed[-1]) < 1e-9
         assert speed.max() <= data.CRUISE + 1e-9
-        assert (np.abs(np.diff(speed) / np.diff(route.times))).max() <= data.ACCELERATION + 1e-6
+        assert (np.abs(np.diff(speed) / np.diff(times))).max() <= data.ACCELERATION + 1e-6
         moving = speed > 0.3
-        turn = np.abs(np.diff(np.unwrap(np.arctan2(*route.velocities[moving].T[::-1]))))
-        assert (turn / np.diff(route.times[moving])).max() <= 1.1 * data.TURN_RATE
+        turn = np.abs(np.diff(np.unwrap(np.arctan2(*velocities[moving].T[::-1]))))
+        assert (turn / np.diff(times[moving])).max() <= 1.1 * data.TURN_RATE
 
 
 def test_data_do_not_depend_on_chunks_or_workers_and_survive_the_file(

@@ -15,10 +15,10 @@ from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.platform import Episode, Platform
 from muninn_bench.tasks.crazyflie import arena, data
 from muninn_bench.tasks.crazyflie.arena import Problem
+from muninn_bench.tasks.crazyflie.controller import PlanSpline
 from muninn_bench.tasks.crazyflie.data import HORIZON
 from muninn_bench.tasks.crazyflie.episode import LOST, Crazyflie, CrazyflieEpisode
 from muninn_bench.tasks.crazyflie.model import Wind
-from muninn_bench.tasks.crazyflie.reference import PlanSpline
 
 pytest.importorskip("mujoco")
 

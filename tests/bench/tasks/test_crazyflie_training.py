@@ -115,6 +115,6 @@ def test_a_task_trains_its_own_network_on_its_own_runs(
     full = make_runs()
     save_runs(tmp_path / "runs.npz", replace(full, frames=full.frames[:, :channels]))
     lesson = task.lesson("diffuser", tmp_path / "runs.npz", replace(settings, device="cpu"))
-    assert lesson.network.config == task.network
+    assert lesson.network.config == task.networks["diffuser"]
     (plans, _, _) = lesson.batch(2, torch.Generator().manual_seed(0))
     assert plans.shape == (2, horizon, channels)

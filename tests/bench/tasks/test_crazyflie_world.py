@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
 from muninn_bench.tasks.crazyflie import arena, data
-from muninn_bench.tasks.crazyflie.controller import GeometricController, Setpoint
+from muninn_bench.tasks.crazyflie.controller import (
+    LEFT,
+    TOP_ACCELERATION,
+    TOP_SPEED,
+    GeometricController,
+    PlanSpline,
+    Reference,
+    Setpoint,
+)
 from muninn_bench.tasks.crazyflie.model import (
     DRAG,
     GRAVITY,
@@ -20,13 +26,6 @@ from muninn_bench.tasks.crazyflie.model import (
     Air,
     Drone,
     Wind,
-)
-from muninn_bench.tasks.crazyflie.reference import (
-    LEFT,
-    TOP_ACCELERATION,
-    TOP_SPEED,
-    PlanSpline,
-    Reference,
 )
 from muninn_bench.tasks.paths import FIT
 
@@ -256,12 +255,12 @@ def test_damping_slows_down_along_the_same_path() -> None:
 
 def test_outlines_lie_on_surfaces_and_show_every_edge() -> None:
     lines = arena.outlines()
-    assert len(lines) == 1 + len(arena.BOXES) + len(arena.CYLINDERS)
-    box, centre, half = lines[1], arena.BOXES[0, :3], arena.BOXES[0, 3:]
-    np.testing.assert_allclose(np.abs(box - centre), np.tile(half, (len(box), 1)))
-    steps = (np.abs(np.diff(box, axis=0)) > 1e-9).sum(axis=1)
+    assert len(lines) == 12 * (1 + len(arena.BOXES)) + len(arena.CYLINDERS)
+    edges, centre, half = np.array(lines[12:24]), arena.BOXES[0, :3], arena.BOXES[0, 3:]
+    np.testing.assert_allclose(np.abs(edges - centre), np.tile(half, (12, 2, 1)))
+    steps = (np.abs(np.diff(edges, axis=1)) > 1e-9).sum(axis=-1)
     assert (steps == 1).all()  # along edges, never across a face
-    ends = {frozenset(map(tuple, np.round(pair, 6).tolist())) for pair in pairwise(box)}
+    ends = {frozenset(map(tuple, np.round(edge, 6).tolist())) for edge in edges}
     assert len(ends) == 12
     x, y, radius = arena.CYLINDERS[0]
     pillar = lines[-len(arena.CYLINDERS)]

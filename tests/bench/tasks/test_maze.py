@@ -7,8 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from maze_cases import inside_walls
 from muninn.errors import InputError
-from muninn_bench.tasks.maze2d.clearance import inside_walls, plan_is_free
+from muninn_bench.tasks.maze2d.clearance import plan_is_free
 from muninn_bench.tasks.maze2d.maze import (
     CELL_SIZE,
     EXTENT,
@@ -107,9 +108,7 @@ def test_problems_are_free_at_rest_and_repeatable() -> None:
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(InputError, match="count"):
         sample_problems(-1, seed=0)
-    with pytest.raises(InputError, match="radius"):
-        inside_walls(np.zeros(2), radius=2.0)
-    with pytest.raises(InputError, match="shape"):
-        inside_walls(np.zeros(3))
     with pytest.raises(InputError, match="plans"):
         plan_is_free(np.zeros(2))
+    with pytest.raises(InputError, match="shape"):
+        plan_is_free(np.zeros((4, 3)))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from muninn_bench.tasks.maze2d.clearance import inside_walls, wall_distance
+from maze_cases import inside_walls
+from muninn_bench.tasks.maze2d.clearance import wall_distance
 from muninn_bench.tasks.maze2d.controller import TIME_STEP, tracking_action
 from muninn_bench.tasks.maze2d.flight import (
     GOAL_RADIUS,
     TIME_LIMIT,
-    Disturbance,
     MazeEpisode,
     MazePlatform,
     wall_clearance,
@@ -22,7 +22,6 @@ from muninn_bench.tasks.maze2d.flight import (
 from muninn_bench.tasks.maze2d.maze import BALL_RADIUS, EXTENT, WALLS
 
 pytest.importorskip("gymnasium_robotics")
-STILL = Disturbance(0.0, 0.0, 0.0)
 EAST, NORTH = np.array([1.0, 0.0]), np.array([0.0, 1.0])
 
 
@@ -33,7 +32,7 @@ def platform() -> MazePlatform:
 
 @cache
 def quiet() -> MazePlatform:
-    return replace(platform(), disturbance=STILL)
+    return replace(platform(), gust=0.0, noise=(0.0, 0.0))
 
 
 def _plan_through(positions: np.ndarray) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -26,8 +26,7 @@ from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, Method,
 from muninn_bench.studies.closed_loop.traces import Drawn, Latency, Trace, instant
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     """An episode to be flown."""
 
     method: Method
@@ -57,48 +56,42 @@ def fly_all(
     Raises:
         BaseException: the first that an episode, ``done`` or the planner raised.
     """
-    needed = needs(programs.platform, trace)
     told: SimpleQueue[_Job | Future[Flight]] = SimpleQueue()
-    failed: list[BaseException] = []
+    needed = needs(programs.platform, trace)
+    given = partial(fly_one, programs, latency=trace, needed=needed, metric=metric)
 
     def ask(number: int, program: str, request: Request) -> Reply:
         job = _Job(number, program, request, Future())
         told.put(job)
-        if failed:  # nobody may be left to answer
-            raise failed[0]
         return job.answer.result()
 
-    given = partial(fly_one, programs, latency=trace, needed=needed, metric=metric)
-
     with ThreadPoolExecutor(len(tickets)) as crew:
-        waiting: list[_Job] = []
-        live = len(tickets)
         for number, ticket in enumerate(tickets):
-            flown = crew.submit(given, ticket, plan=partial(ask, number))
-            flown.add_done_callback(told.put)
-        try:
-            while live:
+            crew.submit(given, ticket, plan=partial(ask, number)).add_done_callback(told.put)
+        live, waiting = len(tickets), list[_Job]()
+        failed: BaseException | None = None
+        while live:
+            try:
                 heard = told.get()
                 if isinstance(heard, _Job):
                     waiting.append(heard)
                 else:
                     live -= 1
-                    done(heard.result())
-                if waiting and len(waiting) == live:
+                    if failed is None:
+                        done(heard.result())
+                if failed is None and waiting and len(waiting) == live:
                     waiting.sort(key=lambda job: job.number)
                     plans = programs.plan_all([(job.program, job.request) for job in waiting])
                     for job, plan in zip(waiting, plans, strict=True):
                         job.answer.set_result(plan)
                     waiting = []
-        except BaseException as error:  # whoever waits must be told, also of Ctrl-C
-            failed.append(error)
-            while not told.empty():
-                if isinstance(left := told.get(), _Job):
-                    waiting.append(left)
-            for job in waiting:
+            except BaseException as error:  # whoever waits must be told, also of Ctrl-C
+                failed = failed or error
+            for job in waiting if failed is not None else ():
                 if not job.answer.done():
-                    job.answer.set_exception(error)
-            raise
+                    job.answer.set_exception(failed)
+    if failed is not None:
+        raise failed
 
 
 def fly_one(

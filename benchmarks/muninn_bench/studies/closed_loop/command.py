@@ -14,7 +14,6 @@ from muninn_bench.commands import Smoke, Variant, command_line
 
 if TYPE_CHECKING:
     from muninn_bench.platform import Platform
-    from muninn_bench.studies.closed_loop.study import Paths
 
 _LIVE = ("full", "muninn-only", "combined")
 
@@ -60,14 +59,14 @@ def fly(
 ) -> None:
     """Fly a simulated robot whose clock runs while it plans: a slow planner flies an old plan."""
     from muninn_bench.studies.closed_loop.live import fly_live
-    from muninn_bench.studies.closed_loop.study import SMOKE, Settings, prepare, run_study
+    from muninn_bench.studies.closed_loop.study import SMOKE, Paths, Settings, prepare, run_study
     from muninn_bench.studies.closed_loop.write import print_rows, write_results
 
     if episodes < 1:
         raise InputError(f"--episodes is at least 1, got {episodes}")
     console, build = Console(), Robot(task, variant)
     settings = SMOKE if smoke else Settings()
-    paths = _paths(build().name, smoke)  # a platform that cannot be built costs no certificate
+    paths = Paths.of(build().name, smoke)  # a platform that cannot be built costs no certificate
     if calibrate and paths.certificate.exists():  # else one was interrupted: it goes on
         for path in (paths.certificate, *paths.work.glob("scouts*")):
             path.unlink()
@@ -82,17 +81,3 @@ def fly(
         console.print(f"wrote {out}")
     else:
         fly_live(console, programs, method or list(_LIVE), episodes, view, replay)
-
-
-def _paths(name: str, smoke: bool) -> Paths:
-    from muninn_bench.models import model_file
-    from muninn_bench.studies.closed_loop.study import Paths
-
-    if smoke:
-        folder = Path("runs/fly-smoke") / name
-        return Paths(folder / "certificate.safetensors", folder / "latency.jsonl", folder)
-    certificate = model_file(f"{name}/teacher.safetensors").with_name(
-        "closed_loop.muninn.safetensors"
-    )
-    results = Path("results/closed-loop") / name
-    return Paths(certificate, results / "latency.jsonl", Path("runs/closed-loop") / name)

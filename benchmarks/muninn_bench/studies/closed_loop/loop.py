@@ -138,8 +138,7 @@ class Recorder:
         """An episode starts: forget the one before."""
         self.calls: list[FlownCall] = []
         self._path: FloatArray | None = None
-        parts = [part for part in (self.platform, episode) if hasattr(part, "outlines")]
-        self.world: list[FloatArray] = [line for part in parts for line in part.outlines()]
+        self.world = self.platform.outlines()
         self.goal = np.asarray(episode.goal)
         self.seen = [Seen(episode.snapshot(), None, None)]
 

@@ -35,9 +35,6 @@ LEVEL, MARGIN = 0.99, 1.2
 """This quantile of recorded times, times the margin, is set aside. Not the worst, as a robot would
 with :class:`muninn.loop.deadline.Times`: on a shared machine the worst is the neighbours'."""
 
-ROWS = 64
-"""Plans made at a time, to bound memory."""
-
 WARM_UP = 3
 """Jobs of each program before they are timed."""
 
@@ -118,16 +115,15 @@ class ClosedLoopPrograms:
             InputError: a program is asked for that was not prepared.
         """
         found: dict[int, Reply] = {}
-        unknown = {name for name, _ in asked} - set(self._runs)
-        if unknown:
-            raise InputError(
-                f"no program {', '.join(sorted(unknown))} was prepared; fewer steps are tuned by "
-                "`muninn-bench fly --study` or `--method fewsteps`"
-            )
-        for program, run in self._runs.items():
+        for program in dict.fromkeys(name for name, _ in asked):
+            if program not in self._runs:
+                raise InputError(
+                    f"no program {program} was prepared; fewer steps are tuned by "
+                    "`muninn-bench fly --study` or `--method fewsteps`"
+                )
             jobs = {at: job for at, (name, job) in enumerate(asked) if name == program}
-            for chunk in _chunks(jobs):
-                found.update(zip(chunk, self._batch(run, list(chunk.values())), strict=True))
+            replies = self._batch(self._runs[program], list(jobs.values()))
+            found.update(zip(jobs, replies, strict=True))
         return [found[place] for place in range(len(asked))]
 
     def _batch(self, run: Run, jobs: list[Request]) -> list[Reply]:
@@ -150,22 +146,7 @@ def rows_of(record: Record, rows: slice) -> Record:
     return replace(record, **kept)
 
 
-def _chunks(jobs: dict[int, Request]) -> list[dict[int, Request]]:
-    """Consecutive jobs whose plans add up to at most ROWS, at least one each."""
-    chunks: list[dict[int, Request]] = []
-    room = 0
-    for place, job in jobs.items():
-        if not chunks or len(job.seeds) > room:
-            chunks.append({})
-            room = ROWS
-        chunks[-1][place] = job
-        room -= len(job.seeds)
-    return chunks
-
-
-def measure_trace(
-    programs: ClosedLoopPrograms, contexts: Tensor, calls: int, progress: bool = True
-) -> Trace:
+def measure_trace(programs: ClosedLoopPrograms, contexts: Tensor, calls: int) -> Trace:
     """Time single jobs of every program and of new samples, screening included, after a warm-up.
 
     ``contexts`` (count, ...) are taken in turn; every kind of job is timed ``calls`` times.
@@ -180,7 +161,7 @@ def measure_trace(
         made = programs.plan(program, Request("cached", contexts[row : row + 1], seeds))
         return int(made.record.evaluations.sum())
 
-    with bars(progress) as task:
+    with bars(True) as task:
         turns = take_turns(
             [partial(run, kind) for kind in kinds],
             warm_up=WARM_UP,

@@ -25,7 +25,6 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from muninn.certify.cached import CachedPlanner
 from muninn.certify.cached import cache as cached
 from muninn.certify.calibrate import calibrate
 from muninn.certify.journal import Journal
@@ -38,16 +37,13 @@ from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSe
 from muninn_bench.measure.baselines import few_steps
 from muninn_bench.measure.matched import allowed_share, mean_evaluations
 from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.models import model_file
 from muninn_bench.networks.on_gpu import evaluate_on_gpu
 from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
+from muninn_bench.studies.closed_loop import methods
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_all
 from muninn_bench.studies.closed_loop.loop import Flight
-from muninn_bench.studies.closed_loop.methods import (
-    METHODS,
-    ClosedLoopPrograms,
-    find_method,
-    measure_trace,
-)
+from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms, find_method
 from muninn_bench.studies.closed_loop.traces import Trace
 from muninn_bench.tasks.flown import FlownEpisode
 
@@ -136,20 +132,6 @@ def tune_fewer(programs: ClosedLoopPrograms, contexts: Tensor, seed: int) -> Alt
     return min(found.values(), key=lambda alternative: alternative.excess)
 
 
-def load_fast(platform: Platform, path: Path) -> CachedPlanner:
-    """The certified planner.
-
-    Raises:
-        CertificateError: the file cannot be used; says how to make it again.
-    """
-    try:
-        return cached(platform.planner, path)
-    except CertificateError as error:
-        raise CertificateError(
-            f"{error}. Or make it again: `muninn-bench fly` with --calibrate"
-        ) from error
-
-
 @dataclass(frozen=True)
 class Paths:
     """The certificate, single-job latencies, and a folder of scouts and journals, not committed."""
@@ -158,16 +140,47 @@ class Paths:
     trace: Path
     work: Path
 
+    @classmethod
+    def of(cls, platform: str, smoke: bool) -> Paths:
+        """Where the files of a platform lie; those of a smoke test are apart."""
+        if smoke:
+            folder = Path("runs/fly-smoke") / platform
+            return cls(folder / "certificate.safetensors", folder / "latency.jsonl", folder)
+        teacher = model_file(f"{platform}/teacher.safetensors")
+        return cls(
+            teacher.with_name("closed_loop.muninn.safetensors"),
+            Path("results/closed-loop") / platform / "latency.jsonl",
+            Path("runs/closed-loop") / platform,
+        )
+
     @property
     def fewer(self) -> Path:
         """The tuned alternative: beside the latencies, which are its own too."""
         return self.trace.with_name("fewer.json")
 
 
+def load_programs(platform: Platform, paths: Paths) -> ClosedLoopPrograms:
+    """The platform with its certified planner, and with fewer steps if they are tuned.
+
+    Raises:
+        CertificateError: the certificate cannot be used; says how to make it again.
+    """
+    try:
+        fast = cached(platform.planner, paths.certificate)
+    except CertificateError as error:
+        raise CertificateError(
+            f"{error}. Or make it again: `muninn-bench fly` with --calibrate"
+        ) from error
+    fewer = None
+    if paths.fewer.exists():
+        fewer = Alternative.from_json(json.loads(paths.fewer.read_text()))
+    return ClosedLoopPrograms(platform, fast, fewer)
+
+
 def prepare(
     build: Build, settings: Settings, paths: Paths, *, fewer: bool = True
 ) -> ClosedLoopPrograms:
-    """The platform with its certified planner; certifies first where there is no certificate.
+    """What is flown; certifies first where there is no certificate.
 
     ``fewer`` says whether fewer steps will be flown; they are tuned where they are not yet.
     """
@@ -184,19 +197,13 @@ def prepare(
             resume=journal,
         ).save(paths.certificate)
         journal.unlink()
-    fast = load_fast(platform, paths.certificate)
-    if fewer and not paths.fewer.exists():
+    programs = load_programs(platform, paths)
+    if fewer and programs.fewer is None:
         known = scout(build, replace(settings, scouts=min(settings.scouts, TUNED_ON)), paths.work)
-        found = tune_fewer(ClosedLoopPrograms(platform, fast), known, settings.seed)
+        found = tune_fewer(programs, known, settings.seed)
         write_whole(paths.fewer, json.dumps(found.to_json()) + "\n")
-    return ClosedLoopPrograms(platform, fast, _load_fewer(paths))
-
-
-def _load_fewer(paths: Paths) -> Alternative | None:
-    """The tuned alternative, if there is one."""
-    if not paths.fewer.exists():
-        return None
-    return Alternative.from_json(json.loads(paths.fewer.read_text()))
+        programs = load_programs(platform, paths)
+    return programs
 
 
 def run_study(
@@ -208,7 +215,7 @@ def run_study(
     """
     if not paths.trace.exists():
         contexts = scout(build, settings, paths.work)
-        measure_trace(programs, contexts, settings.timed).save(paths.trace)
+        methods.measure_trace(programs, contexts, settings.timed).save(paths.trace)
     files = [file for file in (paths.certificate, paths.trace, paths.fewer) if file.exists()]
     identity = {
         "platform": programs.platform.name,
@@ -233,7 +240,7 @@ def _programs(build: Build, paths: Paths) -> ClosedLoopPrograms:
     """What this process plans with."""
     platform = build()
     evaluate_on_gpu(platform.planner)  # first: a planner that changes once cached runs full
-    return ClosedLoopPrograms(platform, load_fast(platform, paths.certificate), _load_fewer(paths))
+    return load_programs(platform, paths)
 
 
 def _fly_part(

@@ -92,14 +92,9 @@ def method_row(flights: Sequence[Flight], tolerance: float, risk: float) -> Row:
     row: Row = {"method": flights[0].method, "episodes": count}
     for outcome in ("success", "collision", "timeout"):
         hits = sum(flight.outcome == outcome for flight in flights)
-        low, high = wilson(hits, count)
-        row |= {outcome: hits / count, f"{outcome}_low": low, f"{outcome}_high": high}
-    times = [flight.seconds for flight in flights if flight.outcome == "success"]
-    mean, low, high = _mean(times)
+        row |= _interval(outcome, outcome, hits / count, wilson(hits, count))
+    row |= _mean("time_to_goal", [f.seconds for f in flights if f.outcome == "success"])
     row |= {
-        "time_to_goal_s": mean,
-        "time_to_goal_low": low,
-        "time_to_goal_high": high,
         "clearance_p05_m": float(np.quantile([f.smallest_clearance for f in flights], 0.05)),
         "calls": len(calls),
         "evaluations_per_call": float(np.mean([call.evaluations for call in calls])),
@@ -156,12 +151,6 @@ def deviation_columns(flights: Sequence[Flight], tolerance: float, risk: float) 
     }
 
 
-def compare_all(flights: Sequence[Flight]) -> list[Row]:
-    """The pairs of which both methods were flown."""
-    flown = {flight.method for flight in flights}
-    return [compare(flights, *pair) for pair in PAIRS if set(pair) <= flown]
-
-
 def compare(flights: Sequence[Flight], first: str, second: str) -> Row:
     """Two methods on the seeds that both flew, as a line of ``comparisons.csv``.
 
@@ -172,35 +161,35 @@ def compare(flights: Sequence[Flight], first: str, second: str) -> Row:
     """
     by_seed = [{flight.seed: flight for flight in of_method(flights, n)} for n in (first, second)]
     seeds = sorted(by_seed[0].keys() & by_seed[1].keys())
-    one, two = ([flown[seed] for seed in seeds] for flown in by_seed)
-    (won, hit), (won_two, hit_two) = (
-        [np.array([f.outcome == outcome for f in flown]) for outcome in ("success", "collision")]
-        for flown in (one, two)
+    pairs = [(by_seed[0][seed], by_seed[1][seed]) for seed in seeds]
+    won, hit = (
+        np.array([[flight.outcome == outcome for flight in pair] for pair in pairs]).T
+        for outcome in ("success", "collision")
     )
-    gained = [a.seconds - b.seconds for a, b in zip(one, two, strict=True)]
-    gained = np.array(gained)[won & won_two]
-    mean, low, high = _mean(gained)
+    gained = np.array([one.seconds - two.seconds for one, two in pairs])[won.all(axis=0)]
     return {
         "first": first,
         "second": second,
-        "success_first": float(won.mean()),
-        "success_second": float(won_two.mean()),
-        "success_p": differ_p_value(won, won_two),
-        "worse_p": worse_p_value(won, won_two),
-        "collisions_first": float(hit.mean()),
-        "collisions_second": float(hit_two.mean()),
-        "collisions_p": differ_p_value(hit, hit_two),
-        "more_collisions_p": worse_p_value(~hit, ~hit_two),
-        "faster_s": mean,
-        "faster_low": low,
-        "faster_high": high,
+        "success_first": float(won[0].mean()),
+        "success_second": float(won[1].mean()),
+        "success_p": differ_p_value(*won),
+        "worse_p": worse_p_value(*won),
+        "collisions_first": float(hit[0].mean()),
+        "collisions_second": float(hit[1].mean()),
+        "collisions_p": differ_p_value(*hit),
+        "more_collisions_p": worse_p_value(*~hit),
+        **_mean("faster", gained),
         "time_p": float(stats.wilcoxon(gained).pvalue) if np.any(gained) else 1.0,
         "both": len(gained),
     }
 
 
-def _mean(values: Any) -> tuple[float, float, float]:
-    """Mean and 95% bootstrap interval; NaN without values."""
-    if not len(values):
-        return (math.nan,) * 3
-    return float(np.mean(values)), *bootstrap_mean(values)
+def _mean(name: str, seconds: Any) -> Row:
+    """Columns of a mean time and its 95% bootstrap interval; NaN without values."""
+    if not len(seconds):
+        return _interval(f"{name}_s", name, math.nan, (math.nan, math.nan))
+    return _interval(f"{name}_s", name, float(np.mean(seconds)), bootstrap_mean(seconds))
+
+
+def _interval(name: str, stem: str, value: float, ends: tuple[float, float]) -> Row:
+    return {name: value, f"{stem}_low": ends[0], f"{stem}_high": ends[1]}

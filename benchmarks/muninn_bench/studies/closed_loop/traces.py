@@ -112,10 +112,9 @@ class Trace:
 
     def quantile(self, level: float, program: str, plans: int) -> float:
         """Seconds within which a share ``level`` of such jobs were done; infinite without any."""
-        try:
-            return float(np.quantile([job.seconds for job in self.of(program, plans)], level))
-        except InputError:
-            return math.inf
+        kind = (program, plans)
+        times = [job.seconds for job in self.jobs if (job.program, job.plans) == kind]
+        return float(np.quantile(times, level)) if times else math.inf
 
     def save(self, path: Path) -> None:
         """Write the file."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from muninn.files import write_whole
-from muninn_bench.report.table import markdown, print_table, write_csv
+from muninn_bench.report.table import cells, markdown, print_table, write_csv
 from muninn_bench.report.tables import title
 from muninn_bench.studies.closed_loop import pictures, tables
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
@@ -16,20 +16,15 @@ from muninn_bench.studies.closed_loop.loop import Flight, Recorder
 from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms, needs
 from muninn_bench.studies.closed_loop.traces import Replayed, Trace
 
-Columns = dict[str, Callable[[tables.Row], str]]
-
 
 def write_results(
-    out: Path,
-    programs: ClosedLoopPrograms,
-    flights: Sequence[Flight],
-    trace: Trace,
-    command: str,
+    out: Path, programs: ClosedLoopPrograms, flights: Sequence[Flight], trace: Trace, command: str
 ) -> list[tables.Row]:
     """Write everything; returns the rows of the summary."""
     certificate = programs.certificate
     rows = tables.method_rows(flights, certificate)
-    pairs = tables.compare_all(flights)
+    flown = {flight.method for flight in flights}
+    pairs = [tables.compare(flights, *pair) for pair in tables.PAIRS if set(pair) <= flown]
     deployed = tables.of_method(flights, tables.DEPLOYED)
     files = {
         "episodes": list(map(tables.episode_row, flights)),
@@ -64,90 +59,38 @@ def _draw_flight(
     pictures.draw_gif(out / "flight.gif", recorder, programs.certificate, title)
 
 
-# -- the page ----------------------------------------------------------------------------------
-
-
-def _show(pattern: str, scale: float, *names: str) -> Callable[[tables.Row], str]:
-    """A cell: a pattern filled with columns of a row, times a scale; "-" where one is missing."""
-
-    def cell(row: tables.Row) -> str:
-        values = [row[name] for name in names]
-        if any(value is None or value != value for value in values):
-            return "-"
-        return pattern.format(*(scale * value for value in values))
-
-    return cell
-
-
-def _beyond(row: tables.Row) -> str:
-    promised = "promised" if row["promised"] else "not promised"
-    return _show(f"{{:.1f}} ({promised})", 100, "beyond_tolerance")(row)
-
-
-_SHARE = "{:.1f} ({:.1f} to {:.1f})"
-_PAIR = "{:.1f} against {:.1f}"
-_TEST = "{:.3g} ({:.3g})"
-_TIME = "{:.2f} ({:.2f} to {:.2f})"
-_SUMMARY: Columns = {
-    "method": lambda row: METHODS[row["method"]].title,
-    "success, %": _show(_SHARE, 100, "success", "success_low", "success_high"),
-    "collisions, %": _show(_SHARE, 100, "collision", "collision_low", "collision_high"),
-    "time to goal, s": _show(_TIME, 1, "time_to_goal_s", "time_to_goal_low", "time_to_goal_high"),
-    "evaluations a call": _show("{:.1f}", 1, "evaluations_per_call"),
-    "latency p50 / p99, ms": _show("{:.0f} / {:.0f}", 1e3, "latency_p50_s", "latency_p99_s"),
-    "misses, %": _show("{:.1f}", 100, "deadline_miss_rate"),
-    "holds, %": _show("{:.1f}", 100, "hold_rate"),
-}
-_ESCALATION: Columns = {
-    "method": _SUMMARY["method"],
-    "escalated, % of calls": _show("{:.1f}", 100, "escalation_rate"),
-    "resampled, %": _show("{:.1f}", 100, "resample_rate"),
-    "overridden, %": _show("{:.1f}", 100, "override_rate"),
-    "random call beyond the tolerance, % of episodes": _beyond,
-}
-_PAIRED: Columns = {
-    "second against first": lambda row: f"{row['second']} against {row['first']}",
-    "success, %": _show(_PAIR, 100, "success_second", "success_first"),
-    "p (worse)": _show(_TEST, 1, "success_p", "worse_p"),
-    "collisions, %": _show(_PAIR, 100, "collisions_second", "collisions_first"),
-    "p (more)": _show(_TEST, 1, "collisions_p", "more_collisions_p"),
-    "faster by, s": _show(_TIME, 1, "faster_s", "faster_low", "faster_high"),
-    "p (time)": _show("{:.2g}", 1, "time_p"),
-}
-
-
-def _table(columns: Columns, rows: Sequence[tables.Row]) -> str:
-    return markdown(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
-
-
-_TERMINAL: Columns = {
-    "method": lambda row: str(row["method"]),
-    "success": _show("{:.1f}%", 100, "success"),
-    "collided": _show("{:.1f}%", 100, "collision"),
-    "goal s": _show("{:.2f}", 1, "time_to_goal_s"),
-    "NFE": _show("{:.1f}", 1, "evaluations_per_call"),
-    "p50/p99 ms": _show("{:.0f}/{:.0f}", 1e3, "latency_p50_s", "latency_p99_s"),
-    "held": _show("{:.1f}%", 100, "hold_rate"),
-    "escalated": _show("{:.1f}%", 100, "escalation_rate"),
-}
+_INTERVAL = "{{{0}:.1f*100}} ({{{0}_low:.1f*100}} to {{{0}_high:.1f*100}})|"
+_SUMMARY = (
+    f"method=title|success, %={_INTERVAL.format('success')}"
+    f"collisions, %={_INTERVAL.format('collision')}"
+    "time to goal, s={time_to_goal_s:.2f} ({time_to_goal_low:.2f} to {time_to_goal_high:.2f})|"
+    "evaluations a call=evaluations_per_call:.1f|"
+    "latency p50 / p99, ms={latency_p50_s:.0f*1000} / {latency_p99_s:.0f*1000}|"
+    "misses, %=deadline_miss_rate:.1f*100|holds, %=hold_rate:.1f*100"
+)
+_ESCALATION = (
+    "method=title|escalated, % of calls=escalation_rate:.1f*100|"
+    "resampled, %=resample_rate:.1f*100|overridden, %=override_rate:.1f*100|"
+    "random call beyond the tolerance, % of episodes={beyond_tolerance:.1f*100} ({verdict})"
+)
+_PAIRED = (
+    "second against first={second} against {first}|"
+    "success, %={success_second:.1f*100} against {success_first:.1f*100}|"
+    "p (worse)={success_p:.3g} ({worse_p:.3g})|"
+    "collisions, %={collisions_second:.1f*100} against {collisions_first:.1f*100}|"
+    "p (more)={collisions_p:.3g} ({more_collisions_p:.3g})|"
+    "faster by, s={faster_s:.2f} ({faster_low:.2f} to {faster_high:.2f})|p (time)=time_p:.2g"
+)
+_TERMINAL = (
+    "method|success={success:.1f*100}%|collided={collision:.1f*100}%|goal s=time_to_goal_s:.2f|"
+    "NFE=evaluations_per_call:.1f|p50/p99 ms={latency_p50_s:.0f*1000}/{latency_p99_s:.0f*1000}|"
+    "held={hold_rate:.1f*100}%|escalated={escalation_rate:.1f*100}%"
+)
 
 
 def print_rows(console: Console, rows: Sequence[tables.Row]) -> None:
     """The summary for a person at a terminal of 80 columns."""
-    cells = [[cell(row) for cell in _TERMINAL.values()] for row in rows]
-    print_table(console, list(_TERMINAL), cells)
-
-
-def _fewer(programs: ClosedLoopPrograms) -> str:
-    """The alternative that stands for fewer steps, in a sentence."""
-    found = programs.fewer
-    if found is None:
-        return ""
-    name = title({"name": found.name, "tuned": found.tuned()})
-    return (
-        f"Fewer steps: {name} ({found.table}), the best of the "
-        f"alternatives on {found.calls} tuning calls. "
-    )
+    print_table(console, *cells(_TERMINAL, rows))
 
 
 def _page(
@@ -161,19 +104,32 @@ def _page(
     platform = programs.platform
     needed = needs(platform, trace)
     machine = ", ".join(f"{key} {value}" for key, value in trace.machine.items())
-    cheap = [row for row in rows if METHODS[row["method"]].program != "full"]
+    named = [
+        row
+        | {"title": METHODS[row["method"]].title}
+        | {"verdict": "promised" if row["promised"] else "not promised"}
+        for row in rows
+    ]
+    cheap = [row for row in named if METHODS[row["method"]].program != "full"]
+    fewer = ""
+    if (found := programs.fewer) is not None:
+        name = title({"name": found.name, "tuned": found.tuned()})
+        fewer = (
+            f"Fewer steps: {name} ({found.table}), the best of the alternatives on "
+            f"{found.calls} tuning calls. "
+        )
     parts = [
         f"# Closed loop: {platform.name}",
         f"`{command}`. {rows[0]['episodes']} episodes of every method, the same starts, goals, "
         f"disturbances and noise. Planning every {platform.period:g} s. Simulation; latencies are "
         "those of single planning jobs on this machine, drawn from `latency.jsonl`.",
         f"Machine: {machine}.",
-        _table(_SUMMARY, rows),
+        markdown(*cells(_SUMMARY, named)),
         "Intervals: 95% (Wilson; bootstrap for means, of the episodes that succeed). "
-        f"{_fewer(programs)}Methods under a deadline hold when a plan takes longer than the "
+        f"{fewer}Methods under a deadline hold when a plan takes longer than the "
         "period; Full without one flies the old plan on.",
         "## Escalation",
-        _table(_ESCALATION, cheap),
+        markdown(*cells(_ESCALATION, cheap)),
         f"Certificate: {programs.certificate.promise()} Contexts were met while few-step planning "
         "drove. The last column looks at one call of each episode, drawn at random, that the "
         "method itself flew; *promised* says that the risk is kept with 95% confidence by the "
@@ -181,7 +137,7 @@ def _page(
         f"Set aside for new samples: {needed.resampled:.3f} s; for full compute: "
         f"{needed.full:.3f} s (of {platform.period:g} s).",
         "## Paired tests",
-        _table(_PAIRED, pairs),
+        markdown(*cells(_PAIRED, pairs)),
         "Exact McNemar tests on the same episodes, two-sided (in brackets one-sided: the second is "
         "worse); Wilcoxon's signed-rank test of times where both succeed.",
         "## Pictures",

@@ -21,7 +21,7 @@ from muninn_bench.measure.turns import take_turns
 from muninn_bench.measure.uncalibrated import uncalibrated
 from muninn_bench.planners.diffuser import InpaintedDenoiser
 from muninn_bench.report.table import write_csv
-from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.results import Row
 from muninn_bench.studies.latency.variants import VARIANTS, TimedVariant
 
 EVALUATIONS = 6

@@ -20,16 +20,12 @@ from muninn_bench.measure.protocol import Run, plain
 from muninn_bench.measure.turns import spread, take_turns, time_call
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.studies.latency.programs import TunedPrograms
-from muninn_bench.studies.latency.rows import Row
-from muninn_bench.studies.latency.settings import Settings
-from muninn_bench.studies.latency.variants import Precision, TimedVariant, random_variant
+from muninn_bench.studies.latency.results import CAPS, Row
+from muninn_bench.studies.latency.variants import Precision, Settings, TimedVariant, random_variant
 from muninn_bench.studies.latency.ways import Way, as_run, run_program
 
 WARM_UP = 2  # of batches and growth: the first call captures
 SHARE = 5  # one evaluation for so many steps
-CAPS = {"gated": 1.5, "gated, loose cap": 2.0}
-"""Gates by the ratio of their cap to the static plan's evaluations: a batch lasts as long as its
-slowest row, so the cap decides what a batch costs."""
 
 
 class Prepared(NamedTuple):
@@ -68,13 +64,11 @@ def measure_variant(
     """
     device, count = variant.planner.device, settings.calls
     calls = [variant.call(number) for number in range(count)]
-    advance = task(f"{variant.name}: references", count)
-    run, references = ways[0].make(), []
+    advance = task(f"{variant.name}: prepare", count + len(ways))
+    run, references, prepared = ways[0].make(), [], []
     for call in calls:
         references.append(run(*call)[0])
         advance(1)
-    advance = task(f"{variant.name}: prepare", len(ways))
-    prepared = []
     for way in ways:
         prepared.append(prepare(way, calls[0], device))
         advance(1)
@@ -99,23 +93,21 @@ def measure_variant(
         warm_strides=[stride if way.engine == "eager" else 1 for way, stride in strides.items()],
         advance=task(f"{variant.name}: time", settings.warm_up + settings.timed),
     )
-    made: list[Row] = []
-    for each, own in zip(able, turns, strict=True):
-        alone = each.way.name.startswith("network-")  # evaluations that make no plan
-        for turn in own:
-            (plan, record), number = turn.result, turn.round % count
-            apart = None if alone else float(measure(rms_step, references[number], plan)[0])
-            made.append(
-                {
-                    "subject": variant.name,
-                    "method": each.way.name,
-                    "round": turn.round,
-                    "call": number,
-                    "ms": 1e3 * turn.seconds,
-                    "evaluations": int(record.evaluations[0]),
-                    "deviation": apart,
-                }
-            )
+    made = [
+        {
+            "subject": variant.name,
+            "method": each.way.name,
+            "round": turn.round,
+            "call": turn.round % count,
+            "ms": 1e3 * turn.seconds,
+            "evaluations": int(turn.result[1].evaluations[0]),
+            "deviation": None
+            if each.way.name.startswith("network-")  # evaluations that make no plan
+            else float(measure(rms_step, references[turn.round % count], turn.result[0])[0]),
+        }
+        for each, own in zip(able, turns, strict=True)
+        for turn in own
+    ]
     rows = [_row(variant, each, made, warm_up[each.way.name]) for each in prepared]
     return add_ratios(rows), made
 
@@ -180,10 +172,7 @@ def _times(
         advance=advance,
     )
     return [
-        (
-            1e3 * float(np.median([turn.seconds for turn in own])),
-            float(np.mean([turn.result for turn in own])),
-        )
+        (spread([turn.seconds for turn in own])[0], float(np.mean([turn.result for turn in own])))
         for own in turns
     ]
 

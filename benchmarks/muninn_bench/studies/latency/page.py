@@ -11,9 +11,9 @@ from typing import Any
 
 from muninn.files import write_whole
 from muninn_bench.report.style import outside_legend, plain_ticks, save, subplots
-from muninn_bench.report.table import markdown, read_csv, write_csv
-from muninn_bench.studies.latency.rows import Row, cell, merge, share, shown, table
-from muninn_bench.studies.latency.targets import Target, targets
+from muninn_bench.report.table import fill, markdown, read_csv, write_csv
+from muninn_bench.studies.latency import results
+from muninn_bench.studies.latency.results import Row, shown, table
 
 Measured = Mapping[str, Sequence[Row]]
 KINDS = ("", "calls", "batch", "growth", "profile")
@@ -53,7 +53,7 @@ _MARKERS = {"eager": "o", "compiled": "s", "graph": "^", "compiled graph": "D"}
 
 def write_latency(
     out: Path, device: str, measured: Measured, command: str, *, picture: bool = True
-) -> list[Target]:
+) -> list[results.Target]:
     """Write everything of a device (``cpu`` or ``cuda``) into a folder, and return its targets.
 
     ``measured`` are rows of this run, by kind; planners of earlier runs that were not measured now
@@ -62,14 +62,14 @@ def write_latency(
     kept: dict[str, list[Row]] = {}
     for kind in KINDS:
         path = out / f"{device}{'_' if kind else ''}{kind}.csv"
-        kept[kind] = merge(read_csv(path), measured.get(kind, ()))
+        kept[kind] = results.merge(read_csv(path), measured.get(kind, ()))
         if kept[kind]:
             write_csv(path, kept[kind], digits=7)
     rows = kept[""]
     drawn = [row for row in rows if shown(row)["deviation_p95"] is not None]
     if picture and drawn:
         plot_latency(out / f"{device}.png", drawn)
-    found = targets(device, rows, kept["batch"])
+    found = results.targets(device, rows, kept["batch"])
     machines = sorted({row["hardware"] for row in [*rows, *kept["growth"]]})
     parts = [f"# Latency on {device}", f"{'; '.join(machines)}. Last run: `{command}`.", ABOUT]
     parts += ["## Targets", table("target", [target.row() for target in found])]
@@ -81,7 +81,7 @@ def write_latency(
     for subject in dict.fromkeys(row["subject"] for row in rows):
         parts += planner_section([row for row in rows if row["subject"] == subject])
     if kept["batch"]:
-        batches = [{**row, "share": share(row)} for row in kept["batch"]]
+        batches = [{**row, "share": results.share(row)} for row in kept["batch"]]
         parts += ["## Batches", BATCHES, table("batch", batches)]
     for heading, kind in (("Growth of cost", "growth"), ("Where the time goes", "profile")):
         if kept[kind]:
@@ -118,22 +118,22 @@ def summary_table(rows: Sequence[Row]) -> str:
         if not row["method"].startswith("network-")
     }
 
-    def times(row: Row | None) -> str:
-        if row is None:
-            return "-"
-        tail, largest = shown(row)["p99_ms"], cell(row["max_ms"], "ms")
-        return f"{cell(row['p50_ms'], 'ms')} / {cell(tail, 'ms') if tail else f'max {largest}'}"
+    def times(row: Row) -> str:
+        tail = "{p99_ms:ms}" if shown(row)["p99_ms"] else "max {max_ms:ms}"
+        return fill("{p50_ms:ms} / " + tail, row)
 
     lines = []
     for method, name in names.items():
-        cells = [times(found.get((method, subject))) for subject in planners]
-        lines.append([f"**{name}**" if name.startswith("Muninn") else name, *cells])
+        own = [found.get((method, subject)) for subject in planners]
+        bold = "**" if name.startswith("Muninn") else ""
+        lines.append([bold + name + bold, *(times(row) if row else "-" for row in own)])
     best = "static-graph" if "static-graph" in names else "static-eager"
     for engine in ("eager", "graph"):
-        ratios = [found.get((best, subject), {}).get(f"over_{engine}") for subject in planners]
-        if any(ratios):
-            cells = [cell(ratio, "x") for ratio in ratios]
-            lines.append([f"{names[best]}: over Full, {engine}", *cells])
+        over = f"over_{engine}"
+        ratios = [found.get((best, subject), {over: None}) for subject in planners]
+        if any(row[over] for row in ratios):
+            shares = [fill(f"{{{over}:.2f}}x", row) for row in ratios]
+            lines.append([f"{names[best]}: over Full, {engine}", *shares])
     return markdown(["method, engine", *planners.values()], lines)
 
 
@@ -167,21 +167,18 @@ def outside_network(profile: Sequence[Row], rows: Sequence[Row]) -> list[str]:
 
 def plot_latency(path: Path, rows: Sequence[Row]) -> None:
     """Write the picture: time of a call against its deviation, one panel per planner."""
-    panels: dict[str, list[Row]] = {}
-    for row in rows:
-        panels.setdefault(row["subject"], []).append(row)
+    subjects = list(dict.fromkeys(row["subject"] for row in rows))
     titles = dict.fromkeys(row["method_title"] for row in rows)
     others = iter(_OTHERS * len(titles))
     colours = {title: _COLOURS.get(title) or next(others) for title in titles}
-    columns = min(len(panels), 2)
-    lines = -(-len(panels) // columns)
-    figure, axes = subplots(
-        lines, columns, 7.5 if columns == 1 else 11.2, 4.6 * lines, squeeze=False
-    )
-    for axis in axes.flat[len(panels) :]:
+    columns = min(len(subjects), 2)
+    lines = -(-len(subjects) // columns)
+    width = 7.5 if columns == 1 else 11.2
+    figure, axes = subplots(lines, columns, width, 4.6 * lines, squeeze=False)
+    for axis in axes.flat[len(subjects) :]:
         axis.set_visible(False)
-    for axis, own in zip(axes.flat, panels.values(), strict=False):
-        _panel(axis, own, colours)
+    for axis, subject in zip(axes.flat, subjects, strict=False):
+        _panel(axis, [row for row in rows if row["subject"] == subject], colours)
     outside_legend(figure)
     save(figure, path)
 

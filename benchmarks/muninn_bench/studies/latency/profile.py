@@ -33,7 +33,7 @@ from muninn_bench.measure.machine import synchronise
 from muninn_bench.measure.protocol import Run
 from muninn_bench.measure.turns import time_call
 from muninn_bench.planners.diffuser import InpaintedDenoiser
-from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.results import Row
 from muninn_bench.studies.latency.variants import InpaintedEnds, TimedVariant
 from muninn_bench.studies.latency.ways import Way
 
@@ -181,19 +181,20 @@ def device_parts(run: Run, call: tuple[Context, Noise], device: torch.device) ->
 
 def profile_variant(variant: TimedVariant, ways: list[Way], task: Task) -> tuple[list[Row], str]:
     """Rows of every profiled way, and the same as text with the tables of kernels."""
-    chosen = [way for way in ways if way.name in (*HOST, *DEVICE)]
+    named = (*HOST, *DEVICE) if variant.planner.device.type == "cuda" else HOST
+    chosen = [way for way in ways if way.name in named]
     advance = task(f"{variant.name}: profile", len(chosen))
     call, device = variant.call(0), variant.planner.device
     rows: list[Row] = []
     tables: list[str] = []
     for way in chosen:
-        if way.name in HOST:
+        view = "host" if way.name in HOST else "device"
+        if view == "host":
             parts = host_parts(way.make, call, device)
-            rows += part_rows(variant.name, way.name, "host", parts)
-        elif device.type == "cuda":
+        else:
             parts, table = device_parts(way.make(), call, device)
-            rows += part_rows(variant.name, way.name, "device", parts)
             tables.append(f"{variant.name}, {way.name}\n{table}")
+        rows += part_rows(variant.name, way.name, view, parts)
         advance(1)
     return rows, "\n".join([profile_text(rows), *tables])
 

@@ -20,7 +20,7 @@ from muninn.progress import Advance, bars
 from muninn_bench.measure.machine import find_device, hardware, memory, release, synchronise
 from muninn_bench.measure.protocol import Run
 from muninn_bench.studies.latency.programs import TunedPrograms
-from muninn_bench.studies.latency.rows import Row
+from muninn_bench.studies.latency.results import Row
 from muninn_bench.studies.latency.variants import TUNING_CALLS, VARIANTS
 from muninn_bench.studies.latency.ways import run_program
 

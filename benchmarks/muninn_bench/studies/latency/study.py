@@ -16,10 +16,8 @@ from muninn_bench.studies.latency.measure import measure_batch, measure_growth, 
 from muninn_bench.studies.latency.page import KINDS, write_latency
 from muninn_bench.studies.latency.profile import profile_variant
 from muninn_bench.studies.latency.programs import TunedPrograms
-from muninn_bench.studies.latency.rows import Row
-from muninn_bench.studies.latency.settings import sizes
-from muninn_bench.studies.latency.targets import OVER_GRAPH, Target
-from muninn_bench.studies.latency.variants import VARIANTS, variant_names
+from muninn_bench.studies.latency.results import OVER_GRAPH, Row, Target
+from muninn_bench.studies.latency.variants import VARIANTS, sizes, variant_names
 from muninn_bench.studies.latency.ways import EVERY, ways_for
 
 

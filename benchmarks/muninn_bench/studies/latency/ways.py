@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,37 +27,29 @@ from muninn_bench.measure.protocol import Run, fixed_cost, plain
 from muninn_bench.measure.uncalibrated import uncalibrated
 from muninn_bench.studies.latency.programs import TunedPrograms
 
-_TITLES = {
-    "full": "Full",
-    "few": "FewSteps {}",
-    "dpm": "DPM-Solver++ {}",
-    "hand": "DPM-Solver++ {}, by hand",
-    "paper": "the paper's gate",
-    "static": "Muninn static",
-    "gated": "Muninn gated",
-    "gated-own": "Muninn gated, own threshold",
-    "network": "{} evaluations alone",
+WAYS = {
+    "full": ("Full", "eager compiled last", "eager compiled graph compiled-graph last"),
+    "few": ("FewSteps {}", "eager compiled last", "graph compiled-graph last"),
+    "dpm": ("DPM-Solver++ {}", "eager compiled last", "graph compiled-graph last"),
+    "hand": ("DPM-Solver++ {}, by hand", "eager compiled last", "graph compiled-graph last"),
+    "paper": ("the paper's gate", "eager", "eager"),
+    "static": ("Muninn static", "eager compiled last", "eager graph compiled-graph last"),
+    "gated": ("Muninn gated", "eager", "eager graph"),
+    "gated-own": ("Muninn gated, own threshold", "eager", "eager graph"),
+    "network": ("{} evaluations alone", "eager", "graph"),
 }
-_ALTERNATIVES = {"few": FEWSTEPS, "dpm": "dpmsolver"}
-_COMPILED = ("full", "few", "dpm", "hand", "static")
-Offer = tuple[tuple[str, tuple[str, ...]], ...]
-ON_CPU: Offer = (
-    ("eager", ("full", "few", "dpm", "hand", "paper", "static", "gated", "gated-own")),
-    ("compiled", _COMPILED),
-    ("last", _COMPILED),
-    ("eager", ("network",)),
-)
-"""What runs on what, in the order of the tables; ``last`` is compiled, and stored channels last."""
+"""What is run: its title, and its engines on a CPU and on a GPU. A graph covers few steps and
+DPM-Solver++ at the speed of the hardware, so on a GPU they do not run eagerly."""
 
-ON_CUDA: Offer = (
-    # A graph covers few steps and DPM-Solver++, at the speed of the hardware.
-    ("eager", ("full", "paper", "static", "gated", "gated-own")),
-    ("compiled", ("full",)),
-    ("graph", ("full", "few", "dpm", "hand", "static", "gated", "gated-own", "network")),
-    ("compiled-graph", _COMPILED),
-    ("last", _COMPILED),
+ENGINES = ("eager", "compiled", "graph", "compiled-graph", "last")
+"""In the order of the tables; ``last`` is compiled, and stored channels last."""
+
+EVERY = tuple(
+    f"{what}-{on}"
+    for on in ENGINES
+    for what, way in WAYS.items()
+    if on in " ".join(way[1:]).split()
 )
-EVERY = tuple(dict.fromkeys(f"{what}-{on}" for on, whats in (*ON_CPU, *ON_CUDA) for what in whats))
 """Names of all ways; which of them are offered depends on device and planner."""
 
 
@@ -185,9 +178,9 @@ def ways_for(programs: TunedPrograms, *, graphed: bool, compiled: bool) -> list[
         if what in ("static", "gated", "gated-own"):
             program = getattr(programs, what.replace("-", "_"))
             return run_certified(planner, program, engine, programs.variant.call(0)[0])
-        if what in _ALTERNATIVES:
-            table = programs.alternative(_ALTERNATIVES[what]).table
-            return run_program(planner, table, engine)
+        if what in ("few", "dpm"):
+            name = FEWSTEPS if what == "few" else "dpmsolver"
+            return run_program(planner, programs.alternative(name).table, engine)
         if what == "full" and on not in ("eager", "compiled"):
             return run_program(planner, programs.full, engine)
         if what == "full" and on == "compiled":  # guards of earlier networks count towards a limit
@@ -203,15 +196,13 @@ def ways_for(programs: TunedPrograms, *, graphed: bool, compiled: bool) -> list[
         return fixed_cost(in_graph(planner, sample) if graphed else sample, programs.count)
 
     ways = []
-    for on, whats in ON_CUDA if graphed else ON_CPU:
+    for on, (what, (title, *engines)) in itertools.product(ENGINES, WAYS.items()):
         label = on.replace("-", " ")
         if on == "last":
-            label = "compiled graph" if graphed else "compiled"
-        for what in whats:
-            title = _TITLES[what].format(programs.count) + ", channels last" * (on == "last")
-            way = Way(f"{what}-{on}", title, label, functools.partial(make, what, on))
-            # Random weights make all calls alike: nothing for a gate to adapt to.
-            adapts = programs.variant.trained or what != "gated-own"
-            if adapts and (compiled or "compiled" not in label):
-                ways.append(way)
+            title, label = f"{title}, channels last", "compiled graph" if graphed else "compiled"
+        offered = on in engines[graphed].split() and (compiled or "compiled" not in label)
+        # Random weights make all calls alike: nothing for a gate to adapt to.
+        if offered and (programs.variant.trained or what != "gated-own"):
+            run = functools.partial(make, what, on)
+            ways.append(Way(f"{what}-{on}", title.format(programs.count), label, run))
     return ways

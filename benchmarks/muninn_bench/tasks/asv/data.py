@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.interpolate import CubicHermiteSpline, CubicSpline
+from scipy.ndimage import map_coordinates
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
+from scipy.spatial import cKDTree
 
 from muninn.model.schedule import FloatArray
+from muninn_bench.tasks.asv.controller import FRAME_SECONDS, HORIZON
 from muninn_bench.tasks.asv.lake import WORLD_RADIUS, Lake, allowed_goal, draw_in_disc, make_lake
-from muninn_bench.tasks.asv.reference import FRAME_SECONDS, HORIZON
+from muninn_bench.tasks.paths import arc_lengths, resample
 from muninn_bench.tasks.recorded import Recording
 
 TOP_SPEED = 2.2
@@ -48,15 +49,6 @@ _CELL, _FIELD_CELL, _SPACING, _FINE = 2.0, 1.0, 1.0, 0.2
 _ROUNDS = 120
 
 
-class Timed(NamedTuple):
-    """A route on the clock: seconds from 0, (points,), metres and m/s, (points, 2), at rest at its
-    ends."""
-
-    times: FloatArray
-    positions: FloatArray
-    velocities: FloatArray
-
-
 class Router:
     """Finds routes on one lake; distances come from a field sampled every metre."""
 
@@ -71,37 +63,23 @@ class Router:
         cells = np.arange(-WORLD_RADIUS, WORLD_RADIUS + _CELL, _CELL)
         grid = np.moveaxis(np.array(np.meshgrid(cells, cells, indexing="ij")), 0, -1)
         clearance = self.clearance(grid)
-        number = np.where(clearance >= 0.5, 0, -1)
-        number[number == 0] = np.arange((number == 0).sum())
-        inside = number >= 0
+        inside = clearance >= 0.5
         self.nodes: FloatArray = grid[inside]
         self._price = np.where(clearance[inside] >= MARGIN, 1.0, 10.0)
-        ends: list[NDArray[np.int64]] = []
-        for across, along in ((1, 0), (0, 1), (1, 1), (1, -1), (2, 1), (1, 2), (2, -1), (1, -2)):
-            low, high = max(0, -along), number.shape[1] - max(0, along)
-            first = number[: number.shape[0] - across, low:high]
-            second = number[across:, low + along : high + along]
-            both = (first >= 0) & (second >= 0)
-            ends.append(np.stack([first[both], second[both]]))
-        self._first, self._second = np.concatenate(ends, axis=1)
-        span = self.nodes[self._first] - self.nodes[self._second]
-        self._length = np.hypot(span[:, 0], span[:, 1])
+        ends = cKDTree(self.nodes).query_pairs(2.3 * _CELL, output_type="ndarray")
+        length = np.linalg.norm(self.nodes[ends[:, 0]] - self.nodes[ends[:, 1]], axis=1)
+        near = np.abs(length / _CELL - 2.0) > 0.1  # two cells straight on are two steps
+        (self._first, self._second), self._length = ends[near].T, length[near]
 
     def clearance(self, points: FloatArray) -> FloatArray:
         """Of points (..., 2), from the field: within a decimetre of the exact one."""
-        place = (points - self._origin) / _FIELD_CELL
-        cell = np.clip(place.astype(np.int64), 0, len(self._field) - 2)
-        x, y = np.moveaxis(place - cell, -1, 0)
-        i, j = cell[..., 0], cell[..., 1]
-        field = self._field
-        near = field[i, j] * (1.0 - y) + field[i, j + 1] * y
-        far = field[i + 1, j] * (1.0 - y) + field[i + 1, j + 1] * y
-        return np.asarray(near * (1.0 - x) + far * x)
+        place = np.moveaxis((points - self._origin) / _FIELD_CELL, -1, 0)
+        return np.asarray(map_coordinates(self._field, place, order=1, mode="nearest"))
 
     def route(
         self, start: FloatArray, goal: FloatArray, generator: np.random.Generator
-    ) -> Timed | None:
-        """A smooth timed route at rest at both ends; None where it came out too close to land."""
+    ) -> CubicHermiteSpline | None:
+        """Places on the clock, from 0 s, at rest at both ends; None if too close to land."""
         band = self._round(self._pull(self._search(start, goal, generator)))
         away = np.hypot(*(band - start).T) > 15.0
         clearance = self.clearance(band)
@@ -139,7 +117,7 @@ class Router:
 
     def _round(self, corners: FloatArray) -> FloatArray:
         """An elastic band from the corners: contracted, and pushed out of the margin."""
-        band = _resample(corners, _SPACING)
+        band = resample(corners, _SPACING, 5)
         for _ in range(_ROUNDS):
             band[1:-1] += 0.5 * (0.5 * (band[:-2] + band[2:]) - band[1:-1])
             inner = band[1:-1]
@@ -151,17 +129,9 @@ class Router:
         return band
 
 
-def _resample(path: FloatArray, spacing: float) -> FloatArray:
-    """Points at equal distances along a polyline."""
-    length = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(path, axis=0).T))])
-    count = max(5, math.ceil(length[-1] / spacing) + 1)
-    at = np.linspace(0.0, length[-1], count)
-    return np.stack([np.interp(at, length, path[:, 0]), np.interp(at, length, path[:, 1])], axis=1)
-
-
-def _time(band: FloatArray) -> Timed:
+def _time(band: FloatArray) -> CubicHermiteSpline:
     """Speeds along a band: the cruise, the turn rate and the acceleration each bound them."""
-    knots = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(band, axis=0).T))])
+    knots = arc_lengths(band)
     curve = CubicSpline(knots, band)
     at = np.linspace(0.0, knots[-1], math.ceil(knots[-1] / _FINE) + 1)
     tangent, bend = curve(at, 1), curve(at, 2)
@@ -177,7 +147,7 @@ def _time(band: FloatArray) -> Timed:
     square = (np.minimum.accumulate((square + shear)[::-1]) - shear[::-1])[::-1]
     speed = np.sqrt(np.maximum(square, 0.0))
     times = np.concatenate([[0.0], np.cumsum(2.0 * step / (speed[1:] + speed[:-1]))])
-    return Timed(times, curve(at), tangent / stretch[:, None] * speed[:, None])
+    return CubicHermiteSpline(times, curve(at), tangent / stretch[:, None] * speed[:, None])
 
 
 @cache
@@ -200,7 +170,7 @@ def make_runs(seed: int, index: int) -> list[FloatArray]:
         route = router.route(start, goal, generator)
         if route is None:
             continue
-        begin = generator.uniform(0.0, 0.9 * route.times[-1]) if generator.random() < 0.5 else 0.0
+        begin = generator.uniform(0.0, 0.9 * route.x[-1]) if generator.random() < 0.5 else 0.0
         frames = sample_frames(route, begin, draw_in_disc(generator, _KICK))
         if (
             len(frames) <= HORIZON
@@ -210,17 +180,16 @@ def make_runs(seed: int, index: int) -> list[FloatArray]:
             return [frames]
 
 
-def sample_frames(route: Timed, begin: float, kick: FloatArray) -> FloatArray:
+def sample_frames(route: CubicHermiteSpline, begin: float, kick: FloatArray) -> FloatArray:
     """Frames of a route from a time on, with a velocity error that dies out.
 
     The error ``kick`` of the first velocity displaces the run by ``kick t exp(-t / 3 s)``: zero at
     its start, and again after some ten seconds.
     """
-    remaining = route.times[-1] - begin
+    remaining = route.x[-1] - begin
     after = np.arange(0.0, remaining, FRAME_SECONDS)
-    curve = CubicHermiteSpline(route.times, route.positions, route.velocities)
     frames = np.empty((len(after) + 1, 4))
-    frames[:-1, :2], frames[:-1, 2:] = curve(begin + after), curve(begin + after, 1)
+    frames[:-1, :2], frames[:-1, 2:] = route(begin + after), route(begin + after, 1)
     # Faded with the time left as well, so that a short run still ends on its goal.
     fade = np.exp(-after / _KICK_SECONDS)
     left = 1.0 - after / remaining
@@ -228,7 +197,7 @@ def sample_frames(route: Timed, begin: float, kick: FloatArray) -> FloatArray:
     frames[:-1, 2:] += (
         kick * (fade * (left * (1.0 - after / _KICK_SECONDS) - after / remaining))[:, None]
     )
-    frames[-1] = *route.positions[-1], 0.0, 0.0
+    frames[-1] = *route(route.x[-1]), 0.0, 0.0
     return frames
 
 

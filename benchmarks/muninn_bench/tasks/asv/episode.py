@@ -16,27 +16,9 @@ from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.platform import Outcome, Snapshot
+from muninn_bench.tasks.asv import controller
+from muninn_bench.tasks.asv import lake as world
 from muninn_bench.tasks.asv.filter import GYRO_SAMPLES, TICK, Filter, Sensors
-from muninn_bench.tasks.asv.lake import (
-    GOAL_RADIUS,
-    HULL_RADIUS,
-    SHORE_BUFFER,
-    Lake,
-    Problem,
-    draw_problem,
-    make_lake,
-)
-from muninn_bench.tasks.asv.mpc import Mpc, require_osqp, thrust_loop
-from muninn_bench.tasks.asv.reference import (
-    FRAME_SECONDS,
-    LONGEST_STOP,
-    SCREENED,
-    PlanReference,
-    PlanStop,
-    Reference,
-    StopReference,
-    followed,
-)
 from muninn_bench.tasks.asv.vessel import Hull, Vessel, Weather
 
 TIMEOUT, GOAL_SECONDS, BUFFER_SECONDS = 180.0, 3.0, 1.0
@@ -56,8 +38,8 @@ class AsvEpisode:
 
     def __init__(
         self,
-        lake: Lake,
-        problem: Problem,
+        lake: world.Lake,
+        problem: world.Problem,
         weather: Weather,
         generator: np.random.Generator,
         teacher: Teacher,
@@ -73,13 +55,13 @@ class AsvEpisode:
         believed[:3] += generator.normal(0.0, (0.05, 0.05, 0.02))
         self.filter = Filter(hull, believed)
         self._lake, self._weather, self._teacher = lake, weather, teacher
-        self._sensors = Sensors(lake.buoys.centres, generator)
-        self._mpc = Mpc(hull)
+        self._sensors = Sensors(lake.buoys, generator)
+        self._mpc = controller.Mpc(hull)
         self._substeps, self._sums, self._command = 0, [0.0, 0.0, 0.0], (0.0, 0.0)
         self._holding, self._until = True, 0.0
         self._inside_goal = self._inside_buffer = 0
         self.smallest_clearance = math.inf
-        self._reference: Reference = StopReference(
+        self._reference: controller.Reference = controller.stop_ahead(
             self.filter.position(), self.filter.ground_velocity(), 0.0
         )
         self._judge()
@@ -117,10 +99,11 @@ class AsvEpisode:
                 f"the plan is of {taken} s, but it is {self.time} s; give its past time"
             )
         frames = self._teacher.unnormalise(plan.detach().cpu()).double().numpy()
-        self._reference = PlanReference(followed(frames), taken, self.time, factor)
+        followed = controller.followed(frames)
+        self._reference = controller.PlanReference(followed, taken, self.time, factor)
         self._holding = False
         # A stop runs through half as many seconds of the plan as it takes.
-        self._until = taken + SCREENED - 0.5 * LONGEST_STOP
+        self._until = taken + controller.SCREENED - 0.5 * controller.LONGEST_STOP
 
     def hold(self) -> None:
         """Stop and hold the position; holding on where it already holds.
@@ -130,10 +113,10 @@ class AsvEpisode:
         """
         if not self._holding:
             plan, belief = self._reference, self.filter
-            if isinstance(plan, PlanReference) and not self._is_lost():
-                self._reference = PlanStop(plan, self.time)
+            if isinstance(plan, controller.PlanReference) and not self._is_lost():
+                self._reference = controller.Stop(plan, self.time)
             else:
-                self._reference = StopReference(
+                self._reference = controller.stop_ahead(
                     belief.position(), belief.ground_velocity(), self.time
                 )
         self._holding = True
@@ -172,7 +155,7 @@ class AsvEpisode:
             sums[:] = 0.0, 0.0, 0.0
             belief, tick = self.filter, self._substeps // GYRO_SAMPLES
             belief.predict(left, right)
-            belief.update(*self._sensors.read(tick, vessel, rate, belief.mean, belief.mean_rate))
+            belief.update(*self._sensors.read(tick, vessel, rate, belief))
             self._judge()
             if self.outcome is None:
                 self._control()
@@ -182,19 +165,19 @@ class AsvEpisode:
             self.hold()
         state = self.filter.mean
         setpoint = self._mpc.solve(self.time, state, self._reference)
-        self._command = thrust_loop(self.vessel.hull, setpoint, state)
+        self._command = controller.thrust_loop(self.vessel.hull, setpoint, state)
 
     def _judge(self) -> None:
         """Success and shore by the filter's mean, contact by the true hull, as the paper has it."""
         places = np.array([[self.vessel.x, self.vessel.y], self.filter.mean[:2]])
         shore, obstacles = self._lake.to_shore(places), self._lake.to_obstacles(places[0])
-        clearance = min(float(obstacles) - HULL_RADIUS, float(shore[0]) - SHORE_BUFFER)
-        self.smallest_clearance = min(self.smallest_clearance, clearance)
-        self._inside_buffer = self._inside_buffer + 1 if shore[1] < SHORE_BUFFER else 0
-        near = math.dist(places[1], self.goal) <= GOAL_RADIUS
+        clearance = min(obstacles - world.HULL_RADIUS, shore[0] - world.SHORE_BUFFER)
+        self.smallest_clearance = min(self.smallest_clearance, float(clearance))
+        self._inside_buffer = self._inside_buffer + 1 if shore[1] < world.SHORE_BUFFER else 0
+        near = math.dist(places[1], self.goal) <= world.GOAL_RADIUS
         self._inside_goal = self._inside_goal + 1 if near else 0
         if (
-            obstacles < HULL_RADIUS
+            obstacles < world.HULL_RADIUS
             or shore[1] < 0.0
             or (self._inside_buffer - 1) * TICK > BUFFER_SECONDS + 1e-9
         ):
@@ -216,20 +199,20 @@ class AsvPlatform:
     teacher: Teacher = field(
         default_factory=lambda: load_teacher(model_file("asv/teacher.safetensors"))
     )
-    lake: Lake = field(default_factory=make_lake)
+    lake: world.Lake = field(default_factory=world.make_lake)
     name: str = "asv"
     period: float = 1.0
     candidates: int = 4
     tolerance: float = 0.5
 
     def __post_init__(self) -> None:
-        require_osqp()  # a missing package is told now, not in the first episode
+        controller.require_osqp()  # a missing package is told now, not in the first episode
         self.planner = diffuser_planner(self.teacher)
 
     def begin(self, seed: int) -> AsvEpisode:
         """A fresh problem, weather and sensor noise."""
         generator = np.random.default_rng(seed)
-        problem, weather = draw_problem(self.lake, generator), Weather(generator)
+        problem, weather = world.draw_problem(self.lake, generator), Weather(generator)
         return AsvEpisode(self.lake, problem, weather, generator, self.teacher)
 
     def screen(self, plan: Tensor, context: Context) -> bool:
@@ -238,7 +221,8 @@ class AsvPlatform:
         A vessel that is itself too close may leave: its plan must then lead no decimetre closer.
         """
         frames = self.teacher.unnormalise(plan.float()).double().numpy()
-        path = followed(frames)[: round(SCREENED / FRAME_SECONDS) + 1, :2]
+        soon = round(controller.SCREENED / controller.FRAME_SECONDS) + 1
+        path = controller.followed(frames)[:soon, :2]
         middles = 0.5 * (path[1:] + path[:-1])
         clearance = self.lake.clearance(np.concatenate([path, middles]))
         return bool(clearance.min() >= min(SCREEN_MARGIN, float(clearance[0]) - 0.1))
@@ -250,8 +234,7 @@ class AsvPlatform:
     def outlines(self) -> list[FloatArray]:
         """Closed outlines of shore, islands and buoys, each (points, 2), for pictures."""
         turn = np.linspace(0.0, 2.0 * np.pi, 17)
-        circle = np.stack([np.cos(turn), np.sin(turn)], axis=1)
+        circle = world.BUOY_RADIUS * np.stack([np.cos(turn), np.sin(turn)], axis=1)
         rings = [*self.lake.shore.rings, *self.lake.islands.rings]
-        buoys = zip(self.lake.buoys.centres, self.lake.buoys.radii, strict=True)
         lines = [np.concatenate([ring, ring[:1]]) for ring in rings]
-        return lines + [centre + radius * circle for centre, radius in buoys]
+        return lines + [centre + circle for centre in self.lake.buoys]

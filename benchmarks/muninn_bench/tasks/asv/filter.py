@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.asv.vessel import Hull, Vessel, drag, over_ground, wrap
@@ -50,25 +51,20 @@ class Sensors:
         self._landmarks, self._generator, self._count = landmarks, generator, len(landmarks)
 
     def read(
-        self,
-        tick: int,
-        vessel: Vessel,
-        mean_rate: float,
-        expected: FloatArray,
-        expected_rate: float,
+        self, tick: int, vessel: Vessel, mean_rate: float, belief: Filter
     ) -> tuple[FloatArray, FloatArray]:
         """The tick's information matrix (4, 4) and vector (4,) about ``(x, y, heading, r)``.
 
         The tick's number says which sensors report. ``mean_rate`` is the true turn rate, averaged
-        over the gyro's samples, ``expected_rate`` what the filter expects of it. Measurements are
-        linearised at the filter's state ``expected``, (8,).
+        over the gyro's samples. Measurements are linearised at what the filter expects.
         """
+        expected = belief.mean
         information, vector = np.zeros((4, 4)), np.zeros(4)
         noise = self._generator.standard_normal(3 + 3 * self._count)
         weight = GYRO_SAMPLES / GYRO_NOISE**2
         rate = mean_rate + noise[0] / math.sqrt(weight)
         information[3, 3] = weight
-        vector[3] = weight * (rate - expected_rate)
+        vector[3] = weight * (rate - belief.mean_rate)
         if tick % GNSS_TICKS == 0:
             weight = GNSS_NOISE**-2
             information[0, 0] = information[1, 1] = weight
@@ -85,34 +81,27 @@ class Sensors:
         slope[:, 0] = towards[:, 1] / square
         slope[:, 1] = -towards[:, 0] / square
         slope[:, 2] = -1.0
+
+        def add(error: FloatArray, seen: NDArray[np.bool_], spread: float) -> None:
+            """Add the measurements that are seen, each with the same noise."""
+            weighted = slope.T * (seen / spread**2)
+            information[:3, :3] += weighted @ slope
+            vector[:3] += weighted @ wrap(error)
+
         first = 3 + self._count
         seen = (distance < CAMERA_RANGE) & (np.cos(bearing) > CAMERA_FIELD)
-        _add(information, vector, slope, error + CAMERA_NOISE * noise[3:first], seen, CAMERA_NOISE)
+        add(error + CAMERA_NOISE * noise[3:first], seen, CAMERA_NOISE)
         if tick % LIDAR_TICKS == 0:
             seen = distance < LIDAR_RANGE
             second = first + self._count
             error += LIDAR_BEARING_NOISE * noise[first:second]
-            _add(information, vector, slope, error, seen, LIDAR_BEARING_NOISE)
+            add(error, seen, LIDAR_BEARING_NOISE)
             expected_distance = np.sqrt(square)
             error = distance + LIDAR_NOISE * noise[second:] - expected_distance
             slope[:, :2] = -towards / expected_distance[:, None]
             slope[:, 2] = 0.0
-            _add(information, vector, slope, error, seen, LIDAR_NOISE)
+            add(error, seen, LIDAR_NOISE)
         return information, vector
-
-
-def _add(
-    information: FloatArray,
-    vector: FloatArray,
-    slope: FloatArray,
-    error: FloatArray,
-    seen: np.ndarray[tuple[int, ...], np.dtype[np.bool]],
-    noise: float,
-) -> None:
-    """Add the measurements that are seen, each with the same noise."""
-    weighted = slope.T * (seen / noise**2)
-    information[:3, :3] += weighted @ slope
-    vector[:3] += weighted @ wrap(error)
 
 
 class Filter:

@@ -43,7 +43,7 @@ _BUOYS = (
     (-66.0, 10.0), (-60.0, -12.0), (-14.0, -40.0), (22.0, -52.0), (34.0, 2.0), (62.0, 8.0),
     (-24.0, 44.0), (52.0, 58.0), (-6.0, 20.0), (-40.0, 70.0),
 )  # fmt: skip
-_BUOY_RADIUS = 1.2
+BUOY_RADIUS = 1.2
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,6 @@ class Polygons:
 
 
 @dataclass(frozen=True)
-class Discs:
-    """Discs in the plane: centres (discs, 2) and radii (discs,), metres."""
-
-    centres: FloatArray
-    radii: FloatArray
-
-    def signed_distance(self, points: FloatArray) -> FloatArray:
-        """Metres to the nearest disc, negative inside one: (..., 2) to (...)."""
-        away = points[..., None, :] - self.centres
-        return np.asarray((np.hypot(away[..., 0], away[..., 1]) - self.radii).min(axis=-1))
-
-
-@dataclass(frozen=True)
 class Problem:
     """Where to start, at rest with a heading in radians, and the goal disc's centre, (2,) each."""
 
@@ -109,7 +96,7 @@ class Lake:
 
     shore: Polygons
     islands: Polygons
-    buoys: Discs
+    buoys: FloatArray  # their centres, (buoys, 2)
 
     def to_shore(self, points: FloatArray) -> FloatArray:
         """Metres to the shoreline, negative on land: (...)."""
@@ -117,7 +104,9 @@ class Lake:
 
     def to_obstacles(self, points: FloatArray) -> FloatArray:
         """Metres to the nearest island or buoy, negative inside one: (...)."""
-        return np.minimum(self.islands.signed_distance(points), self.buoys.signed_distance(points))
+        away = points[..., None, :] - self.buoys
+        buoys = np.hypot(away[..., 0], away[..., 1]).min(axis=-1) - BUOY_RADIUS
+        return np.asarray(np.minimum(self.islands.signed_distance(points), buoys))
 
     def clearance(self, points: FloatArray) -> FloatArray:
         """Metres of free water around the hull, negative where it is a violation: (...).
@@ -134,13 +123,8 @@ def _ring(x: float, y: float, long: float, wide: float, turn: float, corners: in
     angle = np.linspace(0.0, 2.0 * math.pi, corners, endpoint=False)
     lobes = 1.0 + 0.08 * np.cos(3.0 * angle + x)
     across, along = wide * lobes * np.sin(angle), long * lobes * np.cos(angle)
-    return np.stack(
-        [
-            x + math.cos(turn) * along - math.sin(turn) * across,
-            y + math.sin(turn) * along + math.cos(turn) * across,
-        ],
-        axis=1,
-    )
+    cos, sin = math.cos(turn), math.sin(turn)
+    return np.stack([x + cos * along - sin * across, y + sin * along + cos * across], axis=1)
 
 
 def make_lake() -> Lake:
@@ -150,8 +134,7 @@ def make_lake() -> Lake:
     radius *= WORLD_RADIUS / radius.max()
     shore = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
     islands = tuple(_ring(*island, corners=18) for island in _ISLANDS)
-    buoys = Discs(np.array(_BUOYS), np.full(len(_BUOYS), _BUOY_RADIUS))
-    return Lake(Polygons((shore,)), Polygons(islands), buoys)
+    return Lake(Polygons((shore,)), Polygons(islands), np.array(_BUOYS))
 
 
 def allowed_goal(lake: Lake, points: FloatArray) -> np.ndarray[tuple[int, ...], np.dtype[np.bool]]:

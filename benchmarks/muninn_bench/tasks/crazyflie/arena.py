@@ -7,6 +7,7 @@ are metres.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def draw_problem(
 def outlines() -> list[FloatArray]:
     """Lines along the edges of the arena and of every obstacle, each (points, 3)."""
     walls = np.concatenate([np.zeros(3), HALF_SIZE])
-    lines = [box[:3] + box[3:] * _BOX_EDGES for box in (walls, *BOXES)]
+    lines = [box[:3] + box[3:] * edge for box in (walls, *BOXES) for edge in _EDGES]
     turn = np.linspace(0.0, 2.0 * np.pi, 25)
     height = np.repeat([-HALF_SIZE[2], HALF_SIZE[2]], len(turn))
     for x, y, radius in CYLINDERS:
@@ -104,12 +105,6 @@ def outlines() -> list[FloatArray]:
     return lines
 
 
-_BOX_EDGES = np.array(
-    [
-        # One line along all twelve edges of a cube; some twice.
-        [-1, -1, -1], [1, -1, -1], [1, 1, -1], [-1, 1, -1], [-1, -1, -1], [-1, -1, 1],
-        [1, -1, 1], [1, -1, -1], [1, -1, 1], [1, 1, 1], [1, 1, -1], [1, 1, 1],
-        [-1, 1, 1], [-1, 1, -1], [-1, 1, 1], [-1, -1, 1],
-    ],
-    dtype=np.float64,
-)  # fmt: skip
+_CORNERS = np.array(list(product((-1.0, 1.0), repeat=3)))
+_EDGES = [_CORNERS[[at, at | bit]] for bit in (1, 2, 4) for at in range(8) if not at & bit]
+"""Of a cube, each (2, 3)."""

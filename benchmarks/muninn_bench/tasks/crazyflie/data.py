@@ -13,7 +13,6 @@ obstacle than any route leads, which is where a pushed robot must find its way o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -186,27 +185,14 @@ def _from_before(run: FloatArray, place: FloatArray, metres: float) -> FloatArra
 
 
 def _is_free(state: Sequence[float]) -> bool:
-    """``clearance(state) >= WORKSPACE_MARGIN``, for one point without numpy: OMPL asks often."""
-    x, y, z = place = state[0], state[1], state[2]
-    margin = arena.WORKSPACE_MARGIN
-    if any(half - abs(value) < margin for half, value in zip(_HALF, place, strict=True)):
-        return False
-    if any(math.hypot(x - cx, y - cy) < radius + margin for cx, cy, radius in _CYLINDERS):
-        return False
-    for cx, cy, cz, hx, hy, hz in _BOXES:
-        beyond = abs(x - cx) - hx, abs(y - cy) - hy, abs(z - cz) - hz
-        if math.hypot(*(max(part, 0.0) for part in beyond)) < margin:
-            return False
-    return True
+    """Whether a route may lead through a state of OMPL's."""
+    place = np.array([state[0], state[1], state[2]])
+    return bool(arena.clearance(place) >= arena.WORKSPACE_MARGIN)
 
 
 _REACH = 0.01
 _AROUND = _REACH * np.repeat(np.eye(3), 2, axis=0) * np.array([1.0, -1.0] * 3)[:, None]
 """Small steps forth and back along each axis, (6, 3)."""
-
-_HALF = tuple(arena.HALF_SIZE.tolist())
-_CYLINDERS = [tuple(row) for row in arena.CYLINDERS.tolist()]
-_BOXES = [tuple(row) for row in arena.BOXES.tolist()]
 
 
 def _shortened(route: FloatArray, generator: np.random.Generator) -> FloatArray:

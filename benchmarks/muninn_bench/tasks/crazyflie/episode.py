@@ -13,9 +13,8 @@ from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.platform import Outcome, Snapshot
 from muninn_bench.tasks.crazyflie import arena
-from muninn_bench.tasks.crazyflie.controller import GeometricController
+from muninn_bench.tasks.crazyflie.controller import GeometricController, PlanSpline, Reference
 from muninn_bench.tasks.crazyflie.model import PHYSICS_STEP, Air, Drone, Wind
-from muninn_bench.tasks.crazyflie.reference import PlanSpline, Reference
 
 GOAL_RADIUS, GOAL_SECONDS, TIMEOUT = 0.15, 1.0, 30.0
 POSITION_NOISE, VELOCITY_NOISE = 0.001, 0.02

@@ -5,7 +5,7 @@ from muninn_bench.tasks.crazyflie.data import HORIZON, RECORDING
 from muninn_bench.tasks.crazyflie.episode import Crazyflie
 from muninn_bench.tasks.flown import FlownTask
 
-NETWORK = UnetConfig(channels=6, widths=(48, 96, 128))
+NETWORKS = {"diffuser": UnetConfig(channels=6, widths=(48, 96, 128))}
 """On two cores of a CPU 100 evaluations take several planning periods of 0.1 s; 18 fit into one."""
 
 TASK = FlownTask(
@@ -13,7 +13,7 @@ TASK = FlownTask(
     Crazyflie.tolerance,
     Crazyflie,
     RECORDING,
-    NETWORK,
+    NETWORKS,
     HORIZON,
     minutes=5.5,
     batch=1024,

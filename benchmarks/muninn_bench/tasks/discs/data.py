@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.networks.runs import Runs
 from muninn_bench.tasks.discs.world import SECONDS, Problem, clearance, draw_problem
+from muninn_bench.tasks.paths import arc_lengths
+from muninn_bench.tasks.recorded import Recording
 
 HORIZON = 32
 
@@ -36,23 +37,17 @@ def _bent(problem: Problem, side: float, generator: np.random.Generator) -> Floa
     # A power of the share, whose half lies at the apex.
     bend = np.sin(np.pi * share ** (np.log(0.5) / np.log(apex))) ** 1.5
     way[:, 1] += passing * bend
-    gone = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(way, axis=0), axis=1))])
+    gone = arc_lengths(way)
     time = np.linspace(0.0, 1.0, HORIZON)
     pace = generator.uniform(-0.3, 0.3)  # faster, or slower, at the ends than in the middle
     at = gone[-1] * (time + pace * np.sin(2.0 * np.pi * time) / (2.0 * np.pi))
     return np.stack([np.interp(at, gone, way[:, axis]) for axis in range(2)], axis=1)
 
 
-def record(count: int, seed: int) -> Runs:
-    """``count`` demonstrations; each is a function of seed and number."""
-    runs = []
-    for number in range(count):
-        generator = np.random.default_rng([seed, number])
-        runs.append(demonstrate(draw_problem(generator), generator))
-    return Runs(
-        frames=np.concatenate(runs).astype(np.float32),
-        offsets=np.arange(count + 1, dtype=np.int64) * HORIZON,
-        frame_seconds=SECONDS / (HORIZON - 1),
-        position_channels=2,
-        state_channels=2,
-    )
+def make_runs(seed: int, index: int) -> list[FloatArray]:
+    """The demonstration of a number."""
+    generator = np.random.default_rng([seed, index])
+    return [demonstrate(draw_problem(generator), generator)]
+
+
+RECORDING = Recording("discs", make_runs, 4000, SECONDS / (HORIZON - 1), 2, 2)

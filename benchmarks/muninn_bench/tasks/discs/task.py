@@ -15,15 +15,14 @@ from muninn.certify.paired import call_seed
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn_bench.models import model_file
-from muninn_bench.networks.runs import load_runs, save_runs
 from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.networks.trainer import Training
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.planners.diffuser import diffuser_planner
-from muninn_bench.planners.diffuser_lesson import DiffuserLesson
 from muninn_bench.task import Result, Stream
-from muninn_bench.tasks.discs.data import HORIZON, record
+from muninn_bench.tasks.discs.data import HORIZON, RECORDING
 from muninn_bench.tasks.discs.world import GOAL_RADIUS, RADIUS, SECONDS, clearance, draw_problem
+from muninn_bench.tasks.recorded import RecordedTask
 
 NETWORK = UnetConfig(
     channels=2, widths=(32, 64, 128), blocks=1, middle_blocks=1, time_width=64, predicts="epsilon"
@@ -37,16 +36,7 @@ class DiscEpisode:
         self._teacher = teacher
         self._problem = draw_problem(np.random.default_rng(seed))
         self._path: FloatArray | None = None
-
-    @property
-    def done(self) -> bool:
-        """The way has been gone."""
-        return self._path is not None
-
-    @property
-    def time(self) -> float:
-        """Seconds."""
-        return SECONDS if self.done else 0.0
+        self.done, self.time = False, 0.0
 
     def context(self) -> Tensor:
         """Start and goal in the planner's units, (1, 2, 2)."""
@@ -56,6 +46,7 @@ class DiscEpisode:
     def follow(self, plan: Tensor) -> None:
         """Go a plan (horizon, 2) to its end."""
         self._path = self._teacher.unnormalise(plan.float()).double().numpy()
+        self.done, self.time = True, SECONDS
 
     def result(self) -> Result:
         """Success: at the goal, without touching the disc."""
@@ -65,7 +56,7 @@ class DiscEpisode:
         return Result(bool(near and room >= 0.0), figures={"clearance_m": room})
 
 
-class Discs:
+class Discs(RecordedTask):
     """See :class:`muninn_bench.task.Task`."""
 
     name = "discs"
@@ -74,6 +65,8 @@ class Discs:
     tolerance = 0.01
     unit = "m, at the worst frame"
     replans = False
+    recording, horizon, whole_share = RECORDING, HORIZON, 1.0
+    networks = {"diffuser": NETWORK}  # noqa: RUF012
 
     @cached_property
     def _teacher(self) -> Teacher:
@@ -113,20 +106,10 @@ class Discs:
         axis.plot(*goal, "*", color="#c0392b", markersize=9)
         axis.set_aspect("equal")
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
-        """Demonstrations around either side."""
-        save_runs(path, record(count or 4000, seed))
-
     def training(self, variant: str, out: Path) -> Training:
         """A number of steps, so that the training repeats; six minutes on one free core."""
         return Training(out, minutes=60.0, steps=4000, batch=128, learning_rate=1e-3, warmup=200,
                         averaging=0.998, report=250, device="cpu", fast=False)  # fmt: skip
-
-    def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:
-        """The noise in whole ways between an inpainted start and goal."""
-        device = torch.device(settings.device)
-        runs, seed = load_runs(data), settings.seed
-        return DiffuserLesson(runs, NETWORK, HORIZON, device, seed=seed, whole_share=1.0)
 
 
 TASK = Discs()

@@ -6,11 +6,11 @@ in the real environment and counts successes by its own signal. Intervals are Wi
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
 from muninn_bench.measure.statistics import wilson
 from muninn_bench.networks.teacher import load_teacher
@@ -22,35 +22,28 @@ PLAN_SEED, LOOP_SEED = 20_000, 30_000
 """Seeds of the wall check's and the closed loop's problems; training data uses seed 0."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and print the figures."""
-    parser = argparse.ArgumentParser(
-        prog="python -m muninn_bench.tasks.maze2d.check", description=__doc__
-    )
-    parser.add_argument("teacher", type=Path)
-    parser.add_argument("--plans", type=int, default=500, help="problems of the wall check")
-    parser.add_argument("--seeds", type=int, default=0, help="problems of the closed loop")
-    parser.add_argument("--steps", type=int, help="evaluations per plan; all steps by default")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cpu")
-    options = parser.parse_args(arguments)
-    teacher = load_teacher(options.teacher)
-    teacher.network.to(torch.device(options.device))
-    settings = {"steps": options.steps, "batch": options.batch}
-    if options.plans:
-        plans = sample_plans(
-            teacher, sample_problems(options.plans, PLAN_SEED), PLAN_SEED, **settings
-        )
+def main(
+    teacher: Path,
+    plans: Annotated[int, typer.Option(help="Problems of the wall check.")] = 500,
+    seeds: Annotated[int, typer.Option(help="Problems of the closed loop.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Evaluations per plan; all steps.")] = None,
+    batch: Annotated[int, typer.Option(help="Plans made together.")] = 64,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Count plans that are free of walls, and successes in closed loop."""
+    loaded = load_teacher(teacher)
+    loaded.network.to(torch.device(device))
+    if plans:
+        planned = sample_plans(loaded, sample_problems(plans, PLAN_SEED), PLAN_SEED, steps, batch)
         for radius in (0.0, BALL_RADIUS):
-            free = int(plan_is_free(plans[..., :2], radius).sum())
-            _report(f"free of walls inflated by {radius} m", free, options.plans)
-    if options.seeds:
+            free = int(plan_is_free(planned[..., :2], radius).sum())
+            _report(f"free of walls inflated by {radius} m", free, plans)
+    if seeds:
         from muninn_bench.tasks.maze2d.rollout import follow_all
 
-        problems = sample_problems(options.seeds, LOOP_SEED)
-        plans = sample_plans(teacher, problems, LOOP_SEED, **settings)
-        reached = int(follow_all(problems, plans).sum())
-        _report("closed loop", reached, options.seeds)
+        problems = sample_problems(seeds, LOOP_SEED)
+        followed = follow_all(problems, sample_plans(loaded, problems, LOOP_SEED, steps, batch))
+        _report("closed loop", int(followed.sum()), seeds)
 
 
 def _report(name: str, count: int, total: int) -> None:
@@ -61,4 +54,4 @@ def _report(name: str, count: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

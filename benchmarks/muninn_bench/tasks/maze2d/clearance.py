@@ -24,18 +24,13 @@ def clearance(positions: Tensor) -> Tensor:
     """
     if positions.ndim != 3 or positions.shape[-1] != 2:
         raise InputError(f"positions must have shape (batch, frames, 2), got {positions.shape}")
-    return wall_distance(_along(positions, MOST_PIECES)).amin(dim=1)
-
-
-def _along(positions: Tensor, most: float = math.inf) -> Tensor:
-    """Points of plans (batch, frames, 2), a RESOLUTION or a ``most``-th of a segment apart."""
     starts, ends = positions[:, :-1], positions[:, 1:]
     longest = float((ends - starts).norm(dim=-1).max())
     pieces = max(1, math.ceil(longest / RESOLUTION)) if math.isfinite(longest) else 1
-    pieces = int(min(most, pieces))
+    pieces = min(pieces, MOST_PIECES)
     shares = torch.arange(pieces).to(positions)[:, None, None, None] / pieces
     points = torch.lerp(starts, ends, shares).transpose(0, 1).flatten(1, 2)
-    return torch.cat([points, positions[:, -1:]], dim=1)
+    return wall_distance(torch.cat([points, positions[:, -1:]], dim=1)).amin(dim=1)
 
 
 def wall_distance(points: Tensor) -> Tensor:
@@ -59,23 +54,6 @@ def wall_distance(points: Tensor) -> Tensor:
     return nearest
 
 
-def inside_walls(positions: NDArray[np.floating], radius: float = 0.0) -> NDArray[np.bool_]:
-    """Whether a wall holds or touches positions (..., 2), or is nearer than ``radius``, metres.
-
-    Everything outside the grid is wall, and so is what is not finite.
-
-    Raises:
-        InputError: the last axis is not 2, or the radius is not at most one cell.
-    """
-    points = np.asarray(positions, dtype=np.float64)
-    if points.shape[-1:] != (2,):
-        raise InputError(f"positions must have shape (..., 2), got {points.shape}")
-    if not 0.0 <= radius <= CELL_SIZE:
-        raise InputError(f"radius must be in [0, {CELL_SIZE}], got {radius}")
-    distance = wall_distance(torch.from_numpy(points)).numpy()
-    return np.asarray((distance < radius) | (distance == 0.0))
-
-
 def plan_is_free(positions: NDArray[np.floating], radius: float = 0.0) -> NDArray[np.bool_]:
     """Whether plans never touch walls inflated by ``radius``, segments between frames included.
 
@@ -89,5 +67,5 @@ def plan_is_free(positions: NDArray[np.floating], radius: float = 0.0) -> NDArra
         return np.array([plan_is_free(one, radius) for one in plan], dtype=np.bool_)
     if plan.ndim != 2:
         raise InputError(f"plans must be (horizon, 2) or (batch, horizon, 2), got {plan.shape}")
-    points = _along(torch.from_numpy(plan)[None]).numpy()
-    return np.array(not inside_walls(points, radius).any())
+    room = float(clearance(torch.from_numpy(plan)[None]))
+    return np.array(room > 0.0 and room >= radius)

@@ -10,12 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.maze2d.controller import (
-    TIME_STEP,
-    make_reference,
-    smooth_noise,
-    tracking_action,
-)
+from muninn_bench.tasks.maze2d import controller
 from muninn_bench.tasks.maze2d.maze import cell_of, draw_problem, shortest_route
 from muninn_bench.tasks.maze2d.world import shared_world
 from muninn_bench.tasks.recorded import Recording
@@ -42,12 +37,13 @@ def make_runs(seed: int, index: int) -> list[FloatArray]:
     generator = np.random.default_rng([seed, index])
     problem = draw_problem(generator, DATA_JITTER)
     route = shortest_route(cell_of(problem.start[:2]), cell_of(problem.goal), generator)
-    reference = make_reference(problem, route)
+    reference = controller.make_reference(problem, route)
     position, velocity, moving = reference.position, reference.velocity, len(reference.position)
     # Noise is faded out towards the goal so that the run really comes to rest there.
     fade = np.clip((moving - np.arange(moving)) / _FADE_STEPS, 0.0, 1.0)[:, None]
-    noise = smooth_noise(moving, NOISE, generator) * fade
-    feedforward = tracking_action(position, velocity, position, velocity, reference.acceleration)
+    noise = controller.smooth_noise(moving, NOISE, generator) * fade
+    path = (position, velocity)
+    feedforward = controller.tracking_action(*path, *path, reference.acceleration)
     still = np.zeros((_SETTLE_STEPS, 2))
     states, actions = shared_world().track(
         problem,
@@ -58,4 +54,4 @@ def make_runs(seed: int, index: int) -> list[FloatArray]:
     return [np.concatenate([states, actions], axis=1)[::FRAME_STRIDE]]
 
 
-RECORDING = Recording("maze2d", make_runs, 30_000, FRAME_STRIDE * TIME_STEP, 2, 4)
+RECORDING = Recording("maze2d", make_runs, 30_000, FRAME_STRIDE * controller.TIME_STEP, 2, 4)

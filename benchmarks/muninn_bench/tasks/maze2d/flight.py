@@ -34,15 +34,6 @@ _WALL_CENTRES = np.array(
 )
 
 
-@dataclass(frozen=True)
-class Disturbance:
-    """What the planner does not know: standard deviations."""
-
-    gust: float = 0.3  # of the force on the ball, in units of the largest action
-    position_noise: float = 0.01  # of the sensed state, metres
-    velocity_noise: float = 0.05  # metres per second
-
-
 def wall_clearance(position: FloatArray) -> float:
     """Metres from the ball's surface to the nearest wall, negative inside it."""
     gap = np.maximum(np.abs(position - _WALL_CENTRES) - 0.5, 0.0)
@@ -63,7 +54,7 @@ class MazeEpisode:
         self.outcome: Outcome | None = None
         self._platform = platform
         # For every step, drawn ahead: what the planner does changes none of it.
-        self._gusts = smooth_noise(steps, platform.disturbance.gust, generator)
+        self._gusts = smooth_noise(steps, platform.gust, generator)
         self._sensors = generator.standard_normal((steps, 4))
         self._world = platform.model
         self._data = mujoco.MjData(self._world)
@@ -76,8 +67,7 @@ class MazeEpisode:
 
     def context(self) -> Tensor:
         """Sensed state and goal, normalised, (1, 2, 4)."""
-        noise = self._platform.disturbance
-        spread = np.repeat([noise.position_noise, noise.velocity_noise], 2)
+        spread = np.repeat(self._platform.noise, 2)
         state = np.concatenate([self._data.qpos, self._data.qvel])
         sensed = state + spread * self._sensors[self._steps]
         return maze_contexts(self._platform.teacher, [maze.MazeProblem(sensed, self.goal)])
@@ -143,11 +133,12 @@ class MazePlatform:
     """See :class:`muninn_bench.platform.Platform`.
 
     The paper names no planning rate for Maze2D. Half a second is one that Muninn keeps on two
-    cores, new samples included, and full compute does not.
+    cores, new samples included, and full compute does not. The planner is not told of gusts.
     """
 
     teacher: Teacher = field(default_factory=bundled_teacher)
-    disturbance: Disturbance = field(default_factory=Disturbance)
+    gust: float = 0.3  # standard deviation of the force, in units of the largest action
+    noise: tuple[float, float] = (0.01, 0.05)  # and of the sensed state, metres and m/s
     name: str = "maze2d"
     period: float = 0.5
     candidates: int = 4

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from muninn.certify.paired import call_seed
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
-from muninn_bench.networks.runs import load_runs
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.networks.trainer import Training
 from muninn_bench.networks.transformer import TransformerConfig
 from muninn_bench.networks.unet import UnetConfig
-from muninn_bench.planners.diffuser_lesson import DiffuserLesson
 from muninn_bench.report.style import INK
 from muninn_bench.task import Result, Stream
 from muninn_bench.tasks.maze2d.data import HORIZON, RECORDING
@@ -26,6 +23,7 @@ from muninn_bench.tasks.maze2d.flight import TIME_LIMIT, MazePlatform
 from muninn_bench.tasks.maze2d.maze import EXTENT, WALLS, MazeProblem, draw_problem
 from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
 from muninn_bench.tasks.maze2d.rollout import reach
+from muninn_bench.tasks.recorded import RecordedTask
 
 FOLDERS = {"diffuser": "maze2d", "transformer": "maze2d-transformer"}
 """Variants, and where their teachers lie under ``models``."""
@@ -60,7 +58,7 @@ class MazeDrive:
         return Result(self._success, figures={"time_s": self.time})
 
 
-class Maze2D:
+class Maze2D(RecordedTask):
     """See :class:`muninn_bench.task.Task`."""
 
     name = "maze2d"
@@ -69,6 +67,9 @@ class Maze2D:
     tolerance = 0.002
     unit = "root mean square per step, in the coordinates of the model"
     replans = False
+    recording = RECORDING
+    networks = {"diffuser": UnetConfig(), "transformer": TransformerConfig()}  # noqa: RUF012
+    horizon = HORIZON
 
     def planner(self, variant: str) -> Planner:
         """Full compute."""
@@ -87,21 +88,11 @@ class Maze2D:
         """The ball on a clock, pushed by gusts and replanned; its tolerance is in metres."""
         return MazePlatform(bundled_teacher(FOLDERS[variant]), name=FOLDERS[variant])
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
-        """Record runs of the waypoint controller."""
-        RECORDING.generate(path, count, seed, workers)
-
     def training(self, variant: str, out: Path) -> Training:
         """As the teachers' cards say."""
         if variant == "diffuser":
             return Training(out, minutes=14.0)
         return Training(out, minutes=7.5, batch=1024, learning_rate=1e-3)
-
-    def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:
-        """Clean plans for the U-Net, their noise for the Transformer."""
-        network = UnetConfig() if variant == "diffuser" else TransformerConfig()
-        device = torch.device(settings.device)
-        return DiffuserLesson(load_runs(data), network, HORIZON, device, seed=settings.seed)
 
     def positions(self, variant: str, plans: Tensor) -> FloatArray:
         """World positions of plans, (plans, horizon, 2), metres."""

@@ -1,24 +1,17 @@
-"""Make the policy's training data: episodes of Meta-World's scripted expert, disturbed.
+"""The policy's training data: episodes of Meta-World's scripted expert, disturbed.
 
 Noise is added to the actions that are executed, the expert's own actions are recorded: they show
-the way back from wherever the noise led. Every episode is a function of its index alone; finished
-shards are kept and reused when the command is started again.
+the way back from wherever the noise led. Every episode is a function of its index alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from muninn.errors import InputError
-from muninn.files import write_whole
 from muninn.model.schedule import FloatArray
-from muninn.progress import bars
 from muninn_bench.tasks.metaworld.world import (
     ACTION,
     DATA,
@@ -27,6 +20,7 @@ from muninn_bench.tasks.metaworld.world import (
     draw_problem,
     expert_action,
 )
+from muninn_bench.tasks.recorded import Recording
 
 LARGEST_NOISE = 0.3
 """Largest standard deviation of an episode's noise, in units of the action (3 mm a step)."""
@@ -34,37 +28,9 @@ LARGEST_NOISE = 0.3
 HOLD_STEPS = 16
 """Steps recorded after success: whole plans of staying at the goal."""
 
-SHARD_EPISODES = 100
-
-Episode = tuple[NDArray[np.floating], NDArray[np.floating]]
-"""Observations (steps, 39) and the expert's actions (steps, 4)."""
-
-
-@dataclass(frozen=True)
-class Demonstrations:
-    """Episodes of different lengths, one after another."""
-
-    observations: NDArray[np.float32]  # (total steps, 39)
-    actions: NDArray[np.float32]  # the expert's, (total steps, 4)
-    offsets: NDArray[np.int64]  # first step of each episode and the total, (episodes + 1,)
-
-    @property
-    def episodes(self) -> int:
-        """How many there are."""
-        return len(self.offsets) - 1
-
-    def part(self, first: int, last: int) -> Demonstrations:
-        """Episodes ``first`` to ``last``, the latter not included."""
-        begin, end = int(self.offsets[first]), int(self.offsets[last])
-        return Demonstrations(
-            self.observations[begin:end],
-            self.actions[begin:end],
-            self.offsets[first : last + 1] - begin,
-        )
-
 
 def demonstrate(world: PickPlace, index: int) -> tuple[FloatArray, FloatArray]:
-    """One successful :data:`Episode`.
+    """One successful episode: observations (steps, 39) and the expert's actions (steps, 4).
 
     A quarter of the episodes has no noise; an episode whose noise makes the expert fail is tried
     again with half of it.
@@ -96,49 +62,15 @@ def demonstrate(world: PickPlace, index: int) -> tuple[FloatArray, FloatArray]:
         scale /= 2.0
 
 
-def save_demonstrations(path: Path, episodes: Sequence[Episode]) -> None:
-    """Write episodes; the file appears whole or not at all."""
-    store = partial(
-        np.savez_compressed,
-        observations=np.concatenate([seen for seen, _ in episodes]).astype(np.float32),
-        actions=np.concatenate([done for _, done in episodes]).astype(np.float32),
-        offsets=np.cumsum([0, *(len(done) for _, done in episodes)]).astype(np.int64),
-    )
-    write_whole(path, store)
+@cache
+def _world() -> PickPlace:
+    """This process's environment."""
+    return PickPlace()
 
 
-def load_demonstrations(path: Path) -> Demonstrations:
-    """Read a file of :func:`save_demonstrations`.
-
-    Raises:
-        InputError: no such file; says how to make it.
-    """
-    if not path.is_file():
-        raise InputError(
-            f"{path} was not found; make it with: muninn-bench data --task metaworld --out {path}"
-        )
-    with np.load(path) as stored:
-        return Demonstrations(**stored)
+def make_runs(seed: int, index: int) -> list[FloatArray]:
+    """Episode ``index``, whatever the seed: an observation and its action a frame, (steps, 43)."""
+    return [np.concatenate(demonstrate(_world(), index), axis=1)]
 
 
-def generate(out: Path, count: int, *, progress: bool = True) -> Path:
-    """Write ``count`` episodes to ``out``; a file that holds them already is left as it is."""
-    if out.is_file() and load_demonstrations(out).episodes == count:
-        return out
-    episodes: list[Episode] = []
-    world: PickPlace | None = None
-    with bars(progress) as task:
-        advance = task("demonstrations", count)
-        for first in range(0, count, SHARD_EPISODES):
-            last = min(first + SHARD_EPISODES, count)
-            shard = out.with_suffix("") / f"{first:06d}-{last:06d}.npz"
-            if not shard.is_file():
-                world = world or PickPlace()
-                save_demonstrations(shard, [demonstrate(world, at) for at in range(first, last)])
-            stored = load_demonstrations(shard)
-            within = stored.offsets[1:-1]
-            split = (np.split(values, within) for values in (stored.observations, stored.actions))
-            episodes += zip(*split, strict=True)
-            advance(last - first)
-    save_demonstrations(out, episodes)
-    return out
+RECORDING = Recording("metaworld", make_runs, 1000, 1.0 / 80.0, 3, 39)

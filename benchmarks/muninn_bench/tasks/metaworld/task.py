@@ -23,9 +23,9 @@ from muninn.model.planner import Planner
 from muninn_bench.models import model_file
 from muninn_bench.networks.trainer import Training
 from muninn_bench.task import Result, Stream
-from muninn_bench.tasks.metaworld.data import generate
-from muninn_bench.tasks.metaworld.lesson import PolicyLesson
-from muninn_bench.tasks.metaworld.policy import STEPS, features, flow_planner, load_policy
+from muninn_bench.tasks.metaworld import policy as policies
+from muninn_bench.tasks.metaworld.data import RECORDING
+from muninn_bench.tasks.metaworld.policy import STEPS, PolicyLesson, features
 from muninn_bench.tasks.metaworld.world import DATA, STEP_LIMIT, PickPlace, draw_problem
 
 SAMPLERS = {"ddpm100": ("DDPM", 100), "ddim100": ("DDIM", 100), "ddim16": ("DDIM", 16)}
@@ -51,19 +51,10 @@ class PickPlaceEpisode:
 
     def __init__(self, policy: Any, preprocessor: Any, postprocessor: Any, problem: Any) -> None:
         self._policy, self._before, self._after = policy, preprocessor, postprocessor
-        self._world: PickPlace | None = _IDLE.pop() if _IDLE else PickPlace()
+        self._world = _IDLE.pop() if _IDLE else PickPlace()
         self._history = np.stack([self._world.reset(problem)] * 2)
         self._steps, self._success = 0, False
-
-    @property
-    def done(self) -> bool:
-        """Success, or out of steps."""
-        return self._world is None
-
-    @property
-    def time(self) -> float:
-        """Steps of the environment, 80 a second."""
-        return self._steps / 80.0
+        self.time, self.done = 0.0, False  # seconds; whether it succeeded or is out of steps
 
     def context(self) -> Tensor:
         """What the network is told, (1, condition)."""
@@ -75,16 +66,16 @@ class PickPlaceEpisode:
         config = self._policy.config
         first = config.n_obs_steps - 1
         executed = self._after(plan[first : first + config.n_action_steps]).numpy()
-        assert self._world is not None
         for action in np.asarray(executed, np.float64):
             observation, self._success = self._world.step(action)
             self._history = np.stack([self._history[1], observation])
             self._steps += 1
             if self._success:
                 break
-        if self._success or self._steps + config.n_action_steps > STEP_LIMIT:
+        self.time = self._steps / 80.0  # the environment makes 80 steps a second
+        self.done = self._success or self._steps + config.n_action_steps > STEP_LIMIT
+        if self.done:
             _IDLE.append(self._world)
-            self._world = None
 
     def result(self) -> Result:
         """The environment's own success signal."""
@@ -128,7 +119,7 @@ class MetaWorld:
 
     def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
         """Episodes of Meta-World's scripted policy; a problem is a function of its number."""
-        generate(path, count or 1000)
+        RECORDING.generate(path, count, seed, workers)
 
     def training(self, variant: str, out: Path) -> Training:
         """As the committed policies were trained, on a GPU."""
@@ -144,14 +135,14 @@ class MetaWorld:
     @once  # noqa: B019  # there is one MetaWorld
     def _load(self, variant: str) -> tuple[Any, Any, Any, Planner]:
         policy, preprocessor, postprocessor = _policy(variant)
-        planner = flow_planner(policy) if variant == FLOW else planner_of(policy)
+        planner = policies.flow_planner(policy) if variant == FLOW else planner_of(policy)
         return policy, preprocessor, postprocessor, planner
 
 
 def _policy(variant: str) -> tuple[Any, Any, Any]:
     """Policy, pre- and postprocessor, read anew."""
     folder = model_file("metaworld/flow" if variant == FLOW else "metaworld/diffusion")
-    return load_policy(folder, *SAMPLERS.get(variant, ("DDPM", 100)))
+    return policies.load_policy(folder, *SAMPLERS.get(variant, ("DDPM", 100)))
 
 
 def _loop(policy: Any) -> Callable[[Tensor], Tensor]:

@@ -9,32 +9,27 @@ import numpy as np
 import pytest
 import torch
 
-from muninn_bench.tasks.metaworld.data import Demonstrations, save_demonstrations
+from muninn_bench.networks.runs import Runs, save_runs
 
 
 @pytest.fixture(scope="session")
-def demonstrations() -> Demonstrations:
+def demonstrations() -> Runs:
     """Two made-up episodes of 20 and 30 steps, every channel varied."""
     generator = np.random.default_rng(0)
-    return Demonstrations(
-        generator.uniform(-0.3, 0.9, (50, 39)).astype(np.float32),
-        generator.uniform(-1.0, 1.0, (50, 4)).astype(np.float32),
-        np.array([0, 20, 50]),
-    )
+    seen, acted = generator.uniform(-0.3, 0.9, (50, 39)), generator.uniform(-1.0, 1.0, (50, 4))
+    frames = np.concatenate([seen, acted], axis=1).astype(np.float32)
+    return Runs(frames, np.array([0, 20, 50]), 1.0 / 80.0, 3, 39)
 
 
 @pytest.fixture(scope="session")
-def data_file(tmp_path_factory: pytest.TempPathFactory, demonstrations: Demonstrations) -> Path:
+def data_file(tmp_path_factory: pytest.TempPathFactory, demonstrations: Runs) -> Path:
     path = tmp_path_factory.mktemp("data") / "demonstrations.npz"
-    parts = [demonstrations.part(at, at + 1) for at in range(demonstrations.episodes)]
-    save_demonstrations(
-        path, [(part.observations.astype(float), part.actions.astype(float)) for part in parts]
-    )
+    save_runs(path, demonstrations)
     return path
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory, demonstrations: Demonstrations) -> Path:
+def models(tmp_path_factory: pytest.TempPathFactory, demonstrations: Runs) -> Path:
     """A folder with tiny, untrained policies."""
     pytest.importorskip("lerobot.policies.diffusion.modeling_diffusion")
     from muninn_bench.tasks.metaworld.policy import make_policy, make_processors, save_policy

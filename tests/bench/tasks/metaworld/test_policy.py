@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from muninn.errors import InputError
+from muninn_bench.networks.runs import Runs
 from muninn_bench.networks.trainer import Training, train
-from muninn_bench.tasks.metaworld import lesson
-from muninn_bench.tasks.metaworld.data import Demonstrations
+from muninn_bench.tasks.metaworld import policy as policies
 from muninn_bench.tasks.metaworld.policy import (
     SCENE,
     STATE,
@@ -25,11 +25,11 @@ pytest.importorskip("lerobot.policies.diffusion.modeling_diffusion")
 
 
 def test_the_processors_map_the_data_to_the_unit_cube_and_back(
-    demonstrations: Demonstrations,
+    demonstrations: Runs,
 ) -> None:
     preprocessor, postprocessor = make_processors(make_policy((16, 32)), demonstrations)
-    actions = torch.from_numpy(demonstrations.actions)
-    seen = features(torch.from_numpy(demonstrations.observations))
+    actions = torch.from_numpy(demonstrations.frames[:, 39:])
+    seen = features(torch.from_numpy(demonstrations.frames[:, :39]))
     normalised = preprocessor({**seen, "action": actions})
     for name in (STATE, SCENE, "action"):
         assert torch.allclose(normalised[name].amin(dim=0), torch.tensor(-1.0), atol=1e-6)
@@ -44,7 +44,7 @@ def test_the_policy_is_shown_hand_gripper_puck_and_goal() -> None:
 
 
 def test_a_checkpoint_serves_both_schedulers_with_the_same_weights(
-    models: Path, demonstrations: Demonstrations
+    models: Path, demonstrations: Runs
 ) -> None:
     ddpm, preprocessor, postprocessor = load_policy(models / "diffusion", "DDPM", 100)
     ddim, *_ = load_policy(models / "diffusion", "DDIM", 16)
@@ -55,7 +55,7 @@ def test_a_checkpoint_serves_both_schedulers_with_the_same_weights(
     ):
         assert torch.equal(here, there), name
     fresh = make_processors(ddpm, demonstrations)
-    seen = features(torch.from_numpy(demonstrations.observations))
+    seen = features(torch.from_numpy(demonstrations.frames[:, :39]))
     assert torch.equal(preprocessor(dict(seen))[SCENE], fresh[0](dict(seen))[SCENE])
     actions = torch.linspace(-1.0, 1.0, 8).reshape(2, 4)
     assert torch.equal(postprocessor(actions), fresh[1](actions))
@@ -70,10 +70,10 @@ def test_a_folder_without_a_policy_is_named(tmp_path: Path) -> None:
 def test_training_lowers_the_loss_resumes_and_leaves_a_loadable_average(
     kind: str, data_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lesson, "make_policy", lambda: make_policy((16, 32)))
+    monkeypatch.setattr(policies, "make_policy", lambda: make_policy((16, 32)))
 
     def run(steps: int, flow: bool = kind == "flow") -> dict[str, Any]:
-        made = lesson.PolicyLesson(data_file, flow, torch.device("cpu"))
+        made = policies.PolicyLesson(data_file, flow, torch.device("cpu"))
         settings = Training(
             tmp_path, steps=steps, batch=64, warmup=5, report=10, device="cpu", fast=False,
             learning_rate=3e-3, averaging=0.999,

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn_bench.tasks.metaworld.data import Demonstrations
-from muninn_bench.tasks.metaworld.lesson import Windows
-from muninn_bench.tasks.metaworld.policy import TIME_SCALE, flow_loss, flow_planner
+from muninn_bench.networks.runs import Runs
+from muninn_bench.tasks.metaworld.policy import TIME_SCALE, Windows, flow_loss, flow_planner
 
 CONFIG = SimpleNamespace(
     observation_delta_indices=[-1, 0],
@@ -21,11 +20,11 @@ CONFIG = SimpleNamespace(
 )
 
 
-def numbered(lengths: list[int]) -> Demonstrations:
+def numbered(lengths: list[int]) -> Runs:
     """Every channel of a step holds the number of the step."""
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     step = np.arange(offsets[-1], dtype=np.float32)[:, None]
-    return Demonstrations(step.repeat(39, 1), step.repeat(4, 1), offsets)
+    return Runs(step.repeat(43, 1), offsets, 1.0 / 80.0, 3, 39)
 
 
 def windows(lengths: list[int]) -> Windows:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.tasks.metaworld.data import demonstrate, generate, load_demonstrations
+from muninn_bench.networks.runs import load_runs
+from muninn_bench.tasks.metaworld.data import RECORDING, demonstrate
 from muninn_bench.tasks.metaworld.world import (
     DATA,
     STEP_LIMIT,
@@ -70,14 +71,21 @@ def test_demonstrations_hold_the_experts_own_actions_at_disturbed_states(world: 
     assert not np.allclose(observations[10], calm[10], atol=1e-4)
 
 
-def test_data_is_made_once_and_taken_up_where_it_stopped(world: PickPlace, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    out = generate(tmp_path / "few.npz", 2, progress=False)
-    first, written = load_demonstrations(out), out.stat().st_mtime_ns
-    assert generate(out, 2, progress=False).stat().st_mtime_ns == written
-    shard = tmp_path / "few" / "000000-000002.npz"
+def test_data_is_recorded_whole_and_taken_up_where_it_stopped(  # type: ignore[no-untyped-def]
+    world: PickPlace, tmp_path
+) -> None:
+    out = tmp_path / "few.npz"
+    first = RECORDING.generate(out, 2, workers=1)
+    shard = tmp_path / "few" / "seed0" / "runs000000-000001.npz"
     made = shard.stat().st_mtime_ns
     out.unlink()
-    again = load_demonstrations(generate(out, 2, progress=False))
-    assert shard.stat().st_mtime_ns == made and first.episodes == again.episodes == 2
-    assert np.array_equal(first.observations, again.observations)
-    assert np.array_equal(again.part(1, 2).actions, first.actions[first.offsets[1] :])
+    again = RECORDING.generate(out, 2, workers=1)
+    assert shard.stat().st_mtime_ns == made and len(first.offsets) == len(again.offsets) == 3
+    assert np.array_equal(first.frames, again.frames)
+    observations, actions = demonstrate(world, 1)
+    own = again.frames[again.offsets[1] :]
+    assert np.array_equal(own[:, :39], observations.astype(np.float32))
+    assert np.array_equal(own[:, 39:], actions.astype(np.float32))
+    stored = load_runs(out)
+    assert np.array_equal(stored.offsets, first.offsets)
+    assert np.abs(stored.frames - first.frames).max() <= np.abs(first.frames).max() / 32767.0

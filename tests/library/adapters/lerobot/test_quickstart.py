@@ -28,7 +28,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_quickstart_calibrates_and_compares(tmp_path: Path) -> None:
-    from muninn_bench.tasks.metaworld.data import Demonstrations
+    from muninn_bench.networks.runs import Runs
     from muninn_bench.tasks.metaworld.policy import (
         load_policy,
         make_policy,
@@ -38,11 +38,9 @@ def test_the_quickstart_calibrates_and_compares(tmp_path: Path) -> None:
 
     generator = np.random.default_rng(0)
     # Small actions: a forecast of an untrained network then stays within the example's limits.
-    demonstrations = Demonstrations(
-        generator.uniform(-0.3, 0.9, (50, 39)).astype(np.float32),
-        generator.uniform(-0.1, 0.1, (50, 4)).astype(np.float32),
-        np.array([0, 50]),
-    )
+    seen, acted = generator.uniform(-0.3, 0.9, (50, 39)), generator.uniform(-0.1, 0.1, (50, 4))
+    frames = np.concatenate([seen, acted], axis=1).astype(np.float32)
+    demonstrations = Runs(frames, np.array([0, 50]), 1.0 / 80.0, 3, 39)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         policy = make_policy(down_dims=(8, 16))
