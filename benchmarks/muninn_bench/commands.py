@@ -130,6 +130,7 @@ def coverage(
     out: Results = Path("results/coverage"),
     smoke: Smoke = False,
     seed: Seed = 0,
+    workers: Annotated[int, typer.Option(help="Processes.")] = 1,
 ) -> None:
     """Check the certificate itself: hundreds of calibrations, each deployed on fresh calls."""
     from muninn_bench.studies.coverage.settings import SMOKE, Options
@@ -137,7 +138,7 @@ def coverage(
 
     folder = Path("runs/coverage-smoke") if smoke else out
     options = replace(SMOKE if smoke else Options(), seed=seed)
-    tell(run_coverage(folder, options, command_line()))
+    tell(run_coverage(folder, options, command_line(), workers=workers))
 
 
 def monitor(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import pickle
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +13,21 @@ import numpy as np
 import pytest
 import torch
 
-from muninn.certify.calibrate import split_units
 from muninn.certify.metrics import rms_step
 from muninn.certify.risk import choose_member, order_statistic
 from muninn.engines.runtime import Runtime
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray, Schedule
+from muninn.parallel import Map
 from muninn_bench.studies.coverage import study as coverage
-from muninn_bench.studies.coverage.mixture import MixtureDenoiser
+from muninn_bench.studies.coverage.mixture import Layout, MixtureDenoiser, routes
 from muninn_bench.studies.coverage.settings import (
-    BOUND_UNITS,
     CONFIDENCE,
+    FRONTIERS,
     RISKS,
     SETTINGS,
     SIZES,
     SMOKE,
-    TRIAL_RISK,
-    TRIAL_UNITS,
     TRIALS,
     Laboratory,
     Options,
@@ -35,20 +35,29 @@ from muninn_bench.studies.coverage.settings import (
     next_contexts,
     start_contexts,
 )
-from muninn_bench.studies.coverage.statistics import judge, judge_trials, rank_test, summarise
-from muninn_bench.studies.coverage.study import repetition, run_coverage
+from muninn_bench.studies.coverage.statistics import (
+    judge,
+    judge_together,
+    judge_trials,
+    summarise,
+)
+from muninn_bench.studies.coverage.study import repetition, run_coverage, run_trial
 
 FRESH = 2000
-TINY = Options(repetitions=3, fresh=40, trials=2)
+TINY = Options(repetitions=3, fresh=40, trials=2, tuned=2)
+FRONTIER = replace(FRONTIERS[0], steps=8, units=60)
 
 
 # -- the planner -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("layout", ["four", "one", "two"])
 @pytest.mark.parametrize("timestep", [0, 7, 19])
-def test_the_denoiser_is_the_posterior_mean_of_its_own_density(timestep: int) -> None:
+def test_the_denoiser_is_the_posterior_mean_of_its_own_density(
+    timestep: int, layout: Layout
+) -> None:
     schedule = Schedule.cosine(20)
-    denoiser = MixtureDenoiser(schedule).double()
+    denoiser = MixtureDenoiser(schedule, routes(layout, 5)).double()
     power = float(schedule.alpha_bar[timestep])
     context = start_contexts(6, torch.Generator().manual_seed(0)).double()
     x = torch.randn(6, 8, 2, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
@@ -62,6 +71,16 @@ def test_the_denoiser_is_the_posterior_mean_of_its_own_density(timestep: int) ->
     tweedie = (x + (1 - power) * score) / power**0.5  # Efron 2011, equation 1.4
     predicted = denoiser(x, torch.full((6,), timestep), context)
     torch.testing.assert_close(predicted, tweedie, rtol=1e-9, atol=1e-9)
+
+
+def test_drawn_routes_are_one_broad_or_two_apart_and_of_their_seed() -> None:
+    for seed in range(20):
+        one, two = routes("one", seed), routes("two", seed)
+        gaps = torch.pdist(one.means.flatten(1)) / one.widths.min()
+        assert gaps.max() < 8.0 and gaps.min() < 4.0
+        assert torch.pdist(two.means.flatten(1)) > 8.0 * two.widths.max()
+        assert not torch.equal(two.means, routes("two", seed + 1).means)
+        torch.testing.assert_close(two.means, routes("two", seed).means, rtol=0.0, atol=0.0)
 
 
 def one_by_one(setting: Setting, starts: torch.Tensor, noises: list[Any]) -> FloatArray:
@@ -123,8 +142,7 @@ def test_a_repetition_calibrates_on_the_first_units_and_measures_on_the_others()
         else:
             assert realised == np.mean(excess[max(SIZES) :, marginal] > 1.0)
             assert exact >= realised  # random ties count some of those that tolerate just this
-    assert entry["violations"] == entry["running"]  # nobody comes back in this family
-    assert all(1 <= rank <= size + 1 for rank, size in zip(entry["ranks"], SIZES, strict=True))
+    assert entry["violations"] == np.sum(excess[max(SIZES) :] > 1.0, axis=0).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +152,7 @@ def honest() -> list[dict[str, Any]]:
 
 
 def verdicts(entries: list[dict[str, Any]]) -> dict[str, bool]:
-    found = judge("toy", summarise("toy", entries, FRESH), entries)
+    found = judge("toy", summarise("toy", entries, FRESH), len(entries))
     return {criterion.name: criterion.passed for criterion in found}
 
 
@@ -178,47 +196,82 @@ def test_a_rule_that_never_refuses_does_not_pass(monkeypatch: pytest.MonkeyPatch
     assert not verdicts(entries)[REFUSES]
 
 
-def test_ranks_that_are_not_uniform_are_noticed(honest: list[dict[str, Any]]) -> None:
-    assert min(rank_test(honest, size)[2] for size in SIZES) > 0.001
-    skewed = [{"ranks": [1 + rank // 2 for rank in entry["ranks"]]} for entry in honest]
-    assert max(rank_test(skewed, size)[2] for size in SIZES) < 1e-6
-
-
 # -- the public verbs ------------------------------------------------------------------------
 
 
 def test_the_trials_split_their_units_as_announced() -> None:
-    parts = split_units(TRIAL_UNITS, TRIAL_RISK, CONFIDENCE, tune=False, seed=0)
-    split = (len(parts["certify"]), len(parts["bound"]))
-    assert split == (TRIAL_UNITS - BOUND_UNITS, BOUND_UNITS)
+    frozen, tuned = ({k: len(v) for k, v in t.split(0).items()} for t in (TRIALS[0], FRONTIERS[0]))
+    assert frozen == {"tune": 0, "certify": 100, "bound": 18}
+    assert tuned == {"tune": 48, "certify": 117, "bound": 29}
+
+
+GOOD = {"member": 3, "agreed": True, "risk": 0.05, "bound_covered": 0.95, "evaluations": 8.0}
 
 
 def test_trials_are_judged_on_risk_bound_and_agreement() -> None:
-    good = {"member": 3, "agreed": True, "risk": 0.05, "bound_covered": 0.95, "evaluations": 8.0}
-    assert all(criterion.passed for criterion in judge_trials("toy", [good] * 40))
+    assert all(criterion.passed for criterion in judge_trials(TRIALS[0], [GOOD] * 40))
     for fault in ({"risk": 0.2}, {"bound_covered": 0.7}, {"agreed": False}):
-        found = judge_trials("toy", [{**good, **fault}] * 40)
+        found = judge_trials(TRIALS[0], [{**GOOD, **fault}] * 40)
         assert [criterion.passed for criterion in found].count(False) == 1
+
+
+@pytest.mark.parametrize(("over", "passes"), [(9, True), (25, False)])
+def test_one_setting_over_its_risk_fails_all_together(over: int, passes: bool) -> None:
+    kept = dict.fromkeys(TRIALS[:-1], [GOOD] * 200)
+    last = [{**GOOD, "risk": 0.11}] * over + [GOOD] * (200 - over)
+    assert judge_together({**kept, TRIALS[-1]: last}).passed is passes
+
+
+def test_every_trial_of_a_frontier_draws_a_planner_and_tunes_its_own_family(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = []
+
+    def calibrate(planner: Any, contexts: Any, **terms: Any) -> Any:
+        assert terms["family"] is None
+        made.append((planner, contexts, real(planner, contexts, **terms)))
+        return made[-1][2]
+
+    real = coverage.calibrate
+    monkeypatch.setattr(coverage, "calibrate", calibrate)
+    rows = [run_trial(FRONTIER, 400, 0, 5, index) for index in (0, 1, 0)]
+    assert rows[0] == rows[2] != rows[1]
+    (planner, contexts, first), (other, others, second) = made[:2]
+    assert not torch.equal(planner.denoiser.means, other.denoiser.means)
+    assert not torch.equal(contexts, others)
+    assert first.family != second.family and first.family.name == "frontier"
+    assert first.counts == {"tune": 16, "certify": 35, "bound": 9}
+    for row, certificate in zip(rows, (first, second), strict=False):
+        assert row["agreed"] is None and row["member"] == certificate.member > 0
+        assert row["method"] == "fitted" and row["evaluations"] < FRONTIER.steps
+        assert 0.0 <= row["risk"] < 0.5
 
 
 # -- the run ---------------------------------------------------------------------------------
 
 
+class Elsewhere(Map):
+    """The inline map, on a copy of the function as another process would get it."""
+
+    def map(self, function: Any, items: Any) -> Any:
+        return super().map(pickle.loads(pickle.dumps(function)), items)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coverage, "TRIALS", TRIALS[:1])
+    monkeypatch.setattr(coverage, "TRIALS", (TRIALS[0], FRONTIER))
+    monkeypatch.setattr(coverage, "workers_of", lambda workers: Elsewhere())
 
 
 def test_a_run_writes_tables_picture_and_verdicts(small: None, tmp_path: Path) -> None:
     criteria = run_coverage(tmp_path, TINY, "muninn-bench x", progress=False)
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {
-        "README.md", "coverage.png", "members.csv", "ranks.csv", "raw.csv", "summary.csv",
-        "trials.csv",
+        "README.md", "coverage.png", "frontiers.png", "raw.csv", "summary.csv", "trials.csv",
     }  # fmt: skip
     readme = (tmp_path / "README.md").read_text()
     assert "`muninn-bench x`" in readme
-    assert readme.count("PASS  ") + readme.count("FAIL  ") == len(criteria) == 3 * 6 + 3
+    assert readme.count("PASS  ") + readme.count("FAIL  ") == len(criteria) == 3 * 5 + 3 + 2 + 1
     for criterion in criteria:
         assert str(criterion) in readme
     with (tmp_path / "raw.csv").open() as file:
@@ -228,7 +281,12 @@ def test_a_run_writes_tables_picture_and_verdicts(small: None, tmp_path: Path) -
     assert {(row["size"], row["alpha"]) for row in refused} == {
         ("40", "0.02"), ("40", "0.05"), ("100", "0.02"),
     }  # fmt: skip
-    assert (tmp_path / "coverage.png").stat().st_size > 20_000
+    with (tmp_path / "trials.csv").open() as file:
+        counts = Counter(row["trial"] for row in csv.DictReader(file))
+    assert counts == {TRIALS[0].name: TINY.trials, FRONTIER.name: TINY.tuned}
+    assert f"| {FRONTIER.name} | 0.002 | " in readme
+    for picture in ("coverage.png", "frontiers.png"):
+        assert (tmp_path / picture).stat().st_size > 20_000
 
 
 def test_an_interrupted_run_ends_with_the_same_files(
@@ -250,13 +308,15 @@ def test_an_interrupted_run_ends_with_the_same_files(
         run_coverage(tmp_path / "stopped", replace(SMOKE, seed=1), progress=False)
     run_coverage(tmp_path / "stopped", TINY, progress=False)
     assert left[0] == 4 - 1 - 9  # nine repetitions, and the one that was interrupted
-    for name in ("raw.csv", "ranks.csv", "members.csv", "trials.csv", "summary.csv", "README.md"):
+    for name in ("raw.csv", "trials.csv", "summary.csv", "README.md"):
         assert (tmp_path / "stopped" / name).read_bytes() == (
             tmp_path / "straight" / name
         ).read_bytes()
 
 
-@pytest.mark.parametrize("field", ["repetitions", "fresh", "trials"])
+@pytest.mark.parametrize("field", ["repetitions", "fresh", "trials", "tuned"])
 def test_a_run_of_nothing_is_refused(field: str) -> None:
-    with pytest.raises(InputError, match="at least 2 repetitions, 2 fresh units, 2 trials"):
+    with pytest.raises(
+        InputError, match="at least 2 repetitions, 2 fresh units, 2 trials of either kind"
+    ):
         Options(**{field: 1})

@@ -1,4 +1,4 @@
-"""An analytic planner: trajectories from a Gaussian mixture, denoised by the exact posterior mean.
+"""Analytic planners: trajectories from a Gaussian mixture, denoised by the exact posterior mean.
 
 Nothing is learned and a call costs microseconds, so a promise about calls can be checked on
 millions of them. The mixture has a few routes to choose from, as a planner has; caching a call
@@ -6,6 +6,8 @@ that stands between two routes can send it along the other one.
 """
 
 from __future__ import annotations
+
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +19,42 @@ from muninn.model.solvers import ddim, ddpm
 
 HORIZON, DIM = 8, 2
 STEPS = 20
+Layout = Literal["four", "one", "two"]
+
+
+class Routes(NamedTuple):
+    """The components of a mixture; routes start together and fan out."""
+
+    means: Tensor  # (routes, horizon, dim)
+    widths: Tensor  # (routes,), standard deviation of every coordinate
+    weights: Tensor  # (routes,)
+
+
+def routes(layout: Layout, seed: int = 0) -> Routes:
+    """Four fixed routes, or what a seed draws: ``one`` broad route of three components that lie
+    within a width or two of each other, or ``two`` narrow ones, many widths apart."""
+    generator = torch.Generator().manual_seed(0 if layout == "four" else seed)
+    wiggle = 0.15 * torch.randn(4, HORIZON, DIM, generator=generator)
+    ends = torch.tensor([[1.0, 0.3], [0.6, 0.9], [-0.4, 0.8], [-0.9, -0.2]])
+    widths, weights = torch.tensor([[0.10, 0.16, 0.12, 0.22], [0.35, 0.25, 0.25, 0.15]])
+    if layout != "four":
+        count = 3 if layout == "one" else 2
+        centre, aside = 0.5 * torch.randn(2, DIM, generator=generator)
+        sides = torch.tensor([[1.0], [-1.0]]) * 0.5 * aside / aside.norm()
+        near = 0.15 * torch.randn(count, DIM, generator=generator)
+        wiggle, ends = wiggle[:1], centre + (near if layout == "one" else sides)
+        widths, weights = torch.rand(2, count, generator=generator)
+        widths = (0.15 if layout == "one" else 0.1) * (1.0 + widths)
+        weights = (0.3 + weights) / (0.3 + weights).sum()
+    means = ends[:, None] * torch.linspace(0.0, 1.0, HORIZON)[:, None] + wiggle
+    return Routes(means, widths, weights)
 
 
 class MixtureDenoiser(nn.Module):
     """Predicts ``E[x0 | x_t]`` for ``x0 = bend(context) + route``, the route from a mixture.
 
-    Four routes start together and fan out. Works on states (batch, ..., horizon, dim) with
-    contexts (batch, ..., dim), so that many calls may also be laid out as one row.
+    Works on states (batch, ..., horizon, dim) with contexts (batch, ..., dim), so that many calls
+    may also be laid out as one row.
     """
 
     alpha_bar: Tensor
@@ -32,17 +63,13 @@ class MixtureDenoiser(nn.Module):
     log_weights: Tensor
     basis: Tensor
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, mixture: Routes) -> None:
         super().__init__()
-        ends = torch.tensor([[1.0, 0.3], [0.6, 0.9], [-0.4, 0.8], [-0.9, -0.2]])
         ramp = torch.linspace(0.0, 1.0, HORIZON)
-        generator = torch.Generator().manual_seed(0)
-        wiggle = 0.15 * torch.randn(len(ends), HORIZON, DIM, generator=generator)
-        means = ends[:, None] * ramp[None, :, None] + wiggle
         self.register_buffer("alpha_bar", torch.tensor(schedule.alpha_bar))
-        self.register_buffer("means", means.flatten(1))
-        self.register_buffer("variances", torch.tensor([0.10, 0.16, 0.12, 0.22]) ** 2)
-        self.register_buffer("log_weights", torch.tensor([0.35, 0.25, 0.25, 0.15]).log())
+        self.register_buffer("means", mixture.means.flatten(1))
+        self.register_buffer("variances", mixture.widths**2)
+        self.register_buffer("log_weights", mixture.weights.log())
         self.register_buffer("basis", torch.kron(ramp, torch.eye(DIM)))
 
     def forward(self, x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
@@ -70,9 +97,14 @@ class MixtureDenoiser(nn.Module):
 
 
 def mixture_planner(
-    sampler_name: str, calls_per_row: int | None = None, *, steps: int = STEPS
+    sampler_name: str,
+    calls_per_row: int | None = None,
+    *,
+    layout: Layout = "four",
+    seed: int = 0,
+    steps: int = STEPS,
 ) -> Planner:
-    """A planner of 8 x 2 trajectories with a sampler, ``ddim`` or ``ddpm``.
+    """A planner of 8 x 2 trajectories with a sampler, ``ddim`` or ``ddpm``, and its routes.
 
     ``calls_per_row`` lays that many calls out as one row of shape (calls, horizon, dim). A planner
     acts on each call alone, so under a static plan this computes the same calls without the
@@ -81,4 +113,4 @@ def mixture_planner(
     schedule = Schedule.cosine(steps)
     sampler: Sampler = {"ddim": ddim, "ddpm": ddpm}[sampler_name](schedule, kind="sample")
     shape = (HORIZON, DIM) if calls_per_row is None else (calls_per_row, HORIZON, DIM)
-    return Planner(MixtureDenoiser(schedule).eval(), sampler, shape)
+    return Planner(MixtureDenoiser(schedule, routes(layout, seed)).eval(), sampler, shape)

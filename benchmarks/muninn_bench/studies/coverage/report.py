@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,10 +18,19 @@ from muninn_bench.report.style import outside_legend, save, subplots
 from muninn_bench.report.table import markdown, write_csv
 from muninn_bench.studies.coverage import statistics
 from muninn_bench.studies.coverage.mixture import STEPS
-from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SETTINGS, SIZES, Options
+from muninn_bench.studies.coverage.settings import (
+    CONFIDENCE,
+    FRONTIERS,
+    RISKS,
+    SETTINGS,
+    SIZES,
+    TRIAL_RISK,
+    Options,
+    Setting,
+)
 from muninn_bench.studies.coverage.statistics import DELTA, EXCEEDS, Row
 
-_COLOURS = ("#c2570c", "#2b6cb0", "#1a202c")  # of the sizes
+_COLOURS = ("#c2570c", "#2b6cb0", "#1a202c", "#3f8f5b")  # of the sizes, and of frontiers
 _TITLES = ("DDIM, calls", "DDPM, calls", "DDIM, closed-loop episodes")
 _LINE = {"color": "0.3", "linewidth": 1, "linestyle": "--"}
 
@@ -29,40 +39,35 @@ def write_report(
     out: Path,
     options: Options,
     repetitions: dict[str, list[Row]],
-    trials: dict[str, list[Row]],
+    trials: dict[Setting, list[Row]],
     command: str,
 ) -> list[Criterion]:
     """Write everything into ``out``; the verdicts, as in its README."""
-    cells, criteria = {}, []
-    for name, own in repetitions.items():
-        cells[name] = statistics.summarise(name, own, options.fresh)
-        criteria += statistics.judge(name, cells[name], own)
-    for name, own in trials.items():
-        criteria += statistics.judge_trials(name, own)
-    tables: dict[str, list[Row]] = {"raw": [], "ranks": [], "members": [], "trials": []}
-    curves = []
+    cells, criteria, curves = {}, [], []
+    tables: dict[str, list[Row]] = {"raw": [], "trials": []}
     for setting in SETTINGS:
         name, entries = setting.name, repetitions[setting.name]
+        cells[name] = statistics.summarise(name, entries, options.fresh)
+        criteria += statistics.judge(name, cells[name], len(entries))
         for index, entry in enumerate(entries):
             head = {"setting": name, "repetition": index}
-            ranks = zip(SIZES, entry["ranks"], strict=True)
             tables["raw"] += [head | cell for cell in entry["cells"]]
-            tables["ranks"].append(head | {f"rank_of_{size + 1}": rank for size, rank in ranks})
-        evaluations = [STEPS, *map(len, setting.anchors)]
-        alone, running = statistics.true_risks(entries, options.fresh)
-        names = ("evaluations", "true_risk", "true_risk_member_or_before")
-        for member, row in enumerate(zip(evaluations, alone, running, strict=True)):
-            head = {"setting": name, "member": member}
-            tables["members"].append(head | dict(zip(names, row, strict=True)))
-        curves.append([name, *(f"{risk:.4f}" for risk in alone)])
-        curves.append([f"{name}, or any before", *(f"{risk:.4f}" for risk in running)])
-    for name, entries in trials.items():
-        tables["trials"] += [{"trial": name, "index": k} | row for k, row in enumerate(entries)]
+        risks = statistics.true_risks(entries, options.fresh)
+        spent = (STEPS, *map(len, setting.anchors))
+        curves.append([name, *(f"{r:.4f} ({k})" for r, k in zip(risks, spent, strict=True))])
+    for trial, own in trials.items():
+        criteria += statistics.judge_trials(trial, own)
+        tables["trials"] += [{"trial": trial.name, "index": k} | row for k, row in enumerate(own)]
+    criteria.append(statistics.judge_together(trials))
     tables["summary"] = [row for own in cells.values() for row in own]
     for name, rows in tables.items():
         write_csv(out / f"{name}.csv", [{key: _plain(row[key]) for key in row} for row in rows])
-    _plot(out / "coverage.png", cells, repetitions)
+    _plot(out / "coverage.png", cells, options.repetitions)
+    frontiers = {trial: own for trial, own in trials.items() if trial.tuned}
+    _plot_frontiers(out / "frontiers.png", frontiers)
     versions, pooled = library_versions(), options.repetitions * options.fresh
+    frozen = {trial.name: len(own) for trial, own in trials.items() if not trial.tuned}
+    split = FRONTIERS[0].split(0)
     places = asdict(options) | {
         "command": command,
         "torch": versions["torch"],
@@ -73,11 +78,34 @@ def write_report(
         "confident": _grid(tables["summary"], "confident", _CONFIDENT),
         "pooled": pooled,
         "error": math.sqrt(0.1 * 0.9 / pooled),
-        "curves": markdown(["setting", *(f"k = {k}" for k in range(len(alone)))], curves),
-        "counts": ", ".join(f"{len(entries)} {name}" for name, entries in trials.items()),
+        "curves": markdown(["setting", *(f"k = {k}" for k in range(len(risks)))], curves),
+        "counts": ", ".join(f"{count} {name}" for name, count in frozen.items()),
+        "units": FRONTIERS[0].units,
+        "steps": FRONTIERS[0].steps,
+        "parts": ", ".join(f"{len(units)} to {part}" for part, units in split.items()),
+        "risk": TRIAL_RISK,
+        "trial_error": math.sqrt(TRIAL_RISK * (1.0 - TRIAL_RISK) / options.fresh),
+        "frontiers": markdown(_FRONTIER, [_frontier(*one) for one in frontiers.items()]),
     }
     write_whole(out / "README.md", "\n\n".join(_PAGE).format(**places) + "\n")
     return criteria
+
+
+def _frontier(setting: Setting, trials: list[Row]) -> list[str]:
+    """A row of the table of frontiers."""
+    risk, evaluations = (
+        np.array([trial[key] for trial in trials]) for key in ("risk", "evaluations")
+    )
+    won = Counter(trial["method"] for trial in trials).most_common()
+    return [
+        setting.name,
+        f"{setting.tolerance:g}",
+        f"{statistics.over_risk(trials)} of {len(trials)}",
+        f"{risk.mean():.4f} ({risk.max():.4f})",
+        f"{evaluations.mean():.1f} ({evaluations.min():.1f} to {evaluations.max():.1f})",
+        f"{np.mean([trial['stopped'] for trial in trials]):.0%}",
+        ", ".join(f"{method} {count}" for method, count in won),
+    ]
 
 
 def _plain(value: Any) -> Any:
@@ -97,17 +125,34 @@ def _grid(cells: list[Row], kind: str, text: str) -> str:
     return markdown(headings, [[*head, *row] for head, row in rows.items()])
 
 
-def _plot(path: Path, cells: dict[str, list[Row]], repetitions: dict[str, list[Row]]) -> None:
-    """Three rows: marginal risk, confident exceedance, ranks; one column per setting."""
-    figure, axes = subplots(3, len(SETTINGS), 12, 10.5, sharey="row")
-    for (top, middle, bottom), title, name in zip(axes.T, _TITLES, cells, strict=True):
+def _plot(path: Path, cells: dict[str, list[Row]], repetitions: int) -> None:
+    """Two rows: marginal risk, confident exceedance; one column per setting."""
+    figure, axes = subplots(2, len(SETTINGS), 12, 7.5, sharey="row")
+    for (top, bottom), title, own in zip(axes.T, _TITLES, cells.values(), strict=True):
         top.set_title(title, fontweight="bold")
-        _marginal(top, cells[name])
-        _confident(middle, cells[name], share_limit(DELTA, len(repetitions[name])))
-        _ranks(bottom, repetitions[name])
+        _marginal(top, own)
+        _confident(bottom, own, share_limit(DELTA, repetitions))
     axes[0][0].set_ylabel("marginal certificate:\nmean realised risk / alpha")
     axes[1][0].set_ylabel("confident certificate:\nshare of repetitions over alpha")
-    axes[2][0].set_ylabel("rank of a new unit:\ncount / count expected if uniform")
+    outside_legend(figure)
+    save(figure, path)
+
+
+def _plot_frontiers(path: Path, trials: dict[Setting, list[Row]]) -> None:
+    """Realised risks and evaluations of all trials, as shares of trials that have at most so."""
+    figure, axes = subplots(1, 2, 12, 4.6, sharey=True)
+    axes[0].axvline(TRIAL_RISK, **_LINE, label="promised: at most this risk, ...")
+    label = "... in at least this share of trials"
+    axes[0].axhline(CONFIDENCE, **_LINE | {"linestyle": ":"}, label=label)
+    names = {"risk": "realised risk", "evaluations": "mean evaluations"}
+    for (setting, own), colour in zip(trials.items(), _COLOURS, strict=False):
+        for axis, key, end in zip(axes, names, (1.0, setting.steps), strict=True):
+            found = [0.0, *sorted(row[key] for row in own), end]
+            shares = [*np.arange(len(own) + 1) / len(own), 1.0]
+            axis.step(found, shares, where="post", color=colour, label=setting.name)
+            axis.set_xlabel(f"{names[key]} of a trial's certified program")
+    axes[0].set(ylabel="share of trials with at most so much", xlim=(0.0, 1.5 * TRIAL_RISK))
+    axes[1].set_xlim(0, FRONTIERS[0].steps)
     outside_legend(figure)
     save(figure, path)
 
@@ -119,7 +164,7 @@ def _by_size(
 
     Risks are groups, in which sizes stand side by side.
     """
-    for place, (size, colour) in enumerate(zip(SIZES, _COLOURS, strict=True)):
+    for place, (size, colour) in enumerate(zip(SIZES, _COLOURS[:3], strict=True)):
         own = {RISKS.index(c["risk"]) + 0.24 * (place - 1): c for c in cells if c["size"] == size}
         certified = {at: cell for at, cell in own.items() if cell[f"{kind}_order"]}
         for at in own.keys() - certified.keys():
@@ -154,32 +199,34 @@ def _confident(axis: Any, cells: list[Row], limit: float) -> None:
     axis.set_ylim(-0.004, 0.13)
 
 
-def _ranks(axis: Any, repetitions: list[Row]) -> None:
-    for place, (size, colour) in enumerate(zip(SIZES, _COLOURS, strict=True)):
-        counts, expected, p_value = statistics.rank_test(repetitions, size)
-        centres = (np.arange(len(counts)) + 0.5 + 0.2 * (place - 1)) / len(counts)
-        axis.scatter(centres, counts / expected, s=16, color=colour)
-        text, look = f"n = {size}: chi-square p = {p_value:.3f}", {"va": "top", "fontsize": 8}
-        axis.text(0.02, 0.97 - 0.07 * place, text, transform=axis.transAxes, color=colour, **look)
-    spread = 2.0 / float(np.sqrt(expected.min()))  # of the largest size
-    label = "rank uniform ± 2 s.d. of a count"
-    axis.axhspan(1 - spread, 1 + spread, color="0.9", zorder=0, label=label)
-    axis.axhline(1.0, **_LINE)
-    axis.set(ylim=(0, 2.4), xlabel="rank / (n + 1)")
-
-
 _MARGINAL = "{marginal_mean:.4f} ± {marginal_error:.4f} ({exact_mean:.4f}, {exact_expected:.4f})"
 _CONFIDENT = "{exceeds_true:.3f} / {exceeds_measured:.3f}"
+_FRONTIER = ["setting", "tolerance", "over alpha", "risk", "evaluations", "stopped", "certified"]
 _PAGE = (
     "# Coverage of the certificate",
-    "Made by `{command}` (seed {seed}; torch {torch}, Python {python}). The planner is a Gaussian "
-    "mixture with its exact posterior mean (`muninn_bench.studies.coverage.mixture`): 8 x 2 "
+    "Made by `{command}` (seed {seed}; torch {torch}, Python {python}). The planners are Gaussian "
+    "mixtures with their exact posterior mean (`muninn_bench.studies.coverage.mixture`): 8 x 2 "
     "trajectories, 20 steps, a frozen family of nine members. {repetitions} independent "
     "repetitions per setting; each calibrates on n fresh units and measures the certified member "
     "on {fresh:,} further ones. Sizes and risks of one repetition share their draws; repetitions "
-    "share nothing.",
+    "share nothing. A second part tunes a family in every trial: see Frontiers.",
     "![coverage](coverage.png)",
+    "![frontiers](frontiers.png)",
     "{verdicts}",
+    "## Frontiers: tuned, fitted and certified again in every trial",
+    "{tuned} independent trials per setting. Each draws a planner (routes, widths and weights of "
+    "the mixture; {steps} steps), {units} calls ({parts}), and calls `muninn.calibrate` without a "
+    "family, at alpha = {risk:g} and confidence {confidence:g}: the search for methods, anchors, "
+    "fitted tables and gates runs on the trial's own tuning calls, the scan on its certify calls. "
+    "`muninn.cache` then plans {fresh:,} fresh calls, paired with full compute. `one` is one broad "
+    "route (three components within a width or two of each other), `two` are two narrow routes, "
+    "many widths apart, so that a wrong forecast may take the other one; `ddim` is deterministic, "
+    "`ddpm` draws noise at every step. Nothing of the search is shortened. A trial counts as over "
+    "alpha by the share of its fresh calls beyond the tolerance, whose standard error at alpha is "
+    "{trial_error:.4f}. Mean (largest) realised risk and evaluations say how much the promise "
+    "leaves unused. *Stopped*: trials in which a member of the family was rejected; in the others "
+    "the certificate had nothing to prevent. Last, how often a method's program was certified.",
+    "{frontiers}",
     "## Marginal certificate",
     "Mean realised risk ± its standard error (standard deviation over repetitions by the root of "
     "their number: it holds the noise of the calibration draw and that of the fresh units). In "
@@ -199,16 +246,15 @@ _PAGE = (
     "standard error {error:.1g} at a risk of 0.1).",
     "{confident}",
     "## True risk of the members",
-    "Tolerances were set beforehand, on other draws, so that the curves cross every alpha, with "
-    "members close above several of them. The last DDPM member was replaced after a first full "
-    "run, which also passed, because its own risk ended at 0.17; nothing else changed.",
+    "In brackets their evaluations. Tolerances were set beforehand, on other draws, so that the "
+    "curves cross every alpha, with members close above several of them. The last DDPM member was "
+    "replaced after a first full run, which also passed, because its own risk ended at 0.17.",
     "{curves}",
-    "## Through the public verbs",
+    "## Frozen families through the public verbs",
     "`muninn.calibrate` and `muninn.cache` at alpha = 0.1 with 118 units, of which 100 certify "
     "({counts} trials). The static ones are computed twice, call by call and in bulk, and must "
     "agree on every count. The per-call bound is checked here too.",
     "## Files",
     "`summary.csv` the cells above; `raw.csv` every repetition, size and risk (empty: refused); "
-    "`ranks.csv` rank of one new unit among n + 1; `members.csv` pooled risks; `trials.csv` the "
-    "public verbs.",
+    "`trials.csv` every trial through the public verbs, those of frontiers too.",
 )

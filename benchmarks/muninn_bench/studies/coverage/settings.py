@@ -1,21 +1,22 @@
-"""What the coverage study calibrates: samplers, units, frozen families, and their draws.
+"""What the coverage study calibrates: samplers, units, families, and their draws.
 
 A setting draws units (calls or closed-loop episodes) in bulk and measures each under every member
 of its family, paired with full compute. Calls are laid out as one row of the planner, so the real
 runtime computes them without bookkeeping per call; the plans are static, so nothing in a call
-depends on its neighbours.
+depends on its neighbours. Frontiers have no frozen family: every trial tunes one of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from muninn.certify.calibrate import split_units
 from muninn.certify.metrics import rms_step
 from muninn.certify.units import UnitName
 from muninn.engines.runtime import Runtime
@@ -24,14 +25,13 @@ from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Adaptive, Everywhere, Family, Plan, Static
-from muninn_bench.studies.coverage.mixture import DIM, HORIZON, mixture_planner
+from muninn_bench.studies.coverage.mixture import DIM, HORIZON, STEPS, Layout, mixture_planner
 
 SIZES = (40, 100, 400)
 RISKS = (0.02, 0.05, 0.1, 0.2)
 CONFIDENCE = 0.95
 EPISODE_CALLS = 3
-TRIAL_RISK, TRIAL_UNITS, BOUND_UNITS = 0.1, 118, 18
-"""Of a trial through the public verbs: risk, units, and those of them that serve the bound."""
+TRIAL_RISK = 0.1  # of a trial through the public verbs
 _EXECUTED = 4  # steps of a plan that are executed before planning again
 
 
@@ -42,17 +42,18 @@ class Options:
     repetitions: int = 500  # calibrate-then-deploy, of each setting
     fresh: int = 5000  # new units on which each repetition measures its realised risk
     trials: int = 90  # through the public verbs; the slow closed-loop ones run a third
+    tuned: int = 200  # such trials of each frontier
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.repetitions, self.fresh, self.trials) < 2 or self.seed < 0:
+        if min(self.repetitions, self.fresh, self.trials, self.tuned) < 2 or self.seed < 0:
             raise InputError(
-                "coverage needs at least 2 repetitions, 2 fresh units, 2 trials and a seed of at "
-                f"least 0; got {self}"
+                "coverage needs at least 2 repetitions, 2 fresh units, 2 trials of either kind and "
+                f"a seed of at least 0; got {self}"
             )
 
 
-SMOKE = Options(repetitions=30, fresh=1000, trials=6)
+SMOKE = Options(repetitions=30, fresh=1000, trials=6, tuned=2)
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,27 @@ class Setting:
     name: str
     sampler: Literal["ddim", "ddpm"]
     unit: UnitName  # an episode is closed loop, the worst of three calls
-    order: int  # of the forecast, in x0, with look-back
-    anchors: tuple[tuple[int, ...], ...]  # of the members after full compute, conservative first
     tolerance: float  # rms per time step
+    order: int = 0  # of the forecast, in x0, with look-back
+    anchors: tuple[tuple[int, ...], ...] = ()  # of members after full compute, conservative first
     adaptive: bool = False  # instead of static; bulk draws cannot run it
+    layout: Layout = "four"  # of the routes; all but four are drawn by every trial
+    steps: int = STEPS
+    units: int = 118  # of a trial through the public verbs
 
     @property
     def calls(self) -> int:
         """Calls of one unit."""
         return EPISODE_CALLS if self.unit == "episode" else 1
+
+    @property
+    def tuned(self) -> bool:
+        """Whether every trial tunes a family of its own."""
+        return not (self.anchors or self.adaptive)
+
+    def split(self, seed: int) -> dict[str, list[int]]:
+        """What the units of a trial serve: tuning, certifying, the per-call bound."""
+        return split_units(self.units, TRIAL_RISK, CONFIDENCE, tune=self.tuned, seed=seed)
 
     @property
     def family(self) -> Family:
@@ -81,9 +94,10 @@ class Setting:
         name = "adaptive" if self.adaptive else "static"
         return Family.of(Forecast("sample", self.order), (Everywhere(), *plans), name)
 
-    def planner(self, calls_per_row: int | None = None) -> Planner:
-        """The planner, for single calls or for many calls in a row."""
-        return mixture_planner(self.sampler, calls_per_row)
+    def planner(self, calls_per_row: int | None = None, seed: int = 0) -> Planner:
+        """The planner, for single calls or for many calls in a row; ``seed`` may draw routes."""
+        drawn: dict[str, Any] = {"layout": self.layout, "seed": seed, "steps": self.steps}
+        return mixture_planner(self.sampler, calls_per_row, **drawn)
 
 
 _DDIM_ANCHORS = (
@@ -109,11 +123,19 @@ _DDPM_ANCHORS = (
 _THRESHOLDS = (0.006, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
 # Tolerances were set on other draws, so that the risks of each family cross every alpha.
 SETTINGS = (
-    Setting("ddim-call", "ddim", "call", 1, _DDIM_ANCHORS, 0.049),
-    Setting("ddpm-call", "ddpm", "call", 0, _DDPM_ANCHORS, 0.38),
-    Setting("ddim-episode", "ddim", "episode", 1, _DDIM_ANCHORS, 0.064),
+    Setting("ddim-call", "ddim", "call", 0.049, 1, _DDIM_ANCHORS),
+    Setting("ddpm-call", "ddpm", "call", 0.38, 0, _DDPM_ANCHORS),
+    Setting("ddim-episode", "ddim", "episode", 0.064, 1, _DDIM_ANCHORS),
 )
-TRIALS = (*SETTINGS, replace(SETTINGS[0], name="ddim-call-adaptive", adaptive=True))
+_TUNED: dict[str, Any] = {"steps": 24, "units": 194}
+FRONTIERS = (
+    Setting("ddim-frontier-one", "ddim", "call", 0.002, layout="one", **_TUNED),
+    Setting("ddim-frontier-two", "ddim", "call", 0.01, layout="two", **_TUNED),
+    Setting("ddpm-frontier-one", "ddpm", "call", 0.03, layout="one", **_TUNED),
+    Setting("ddpm-frontier-two", "ddpm", "call", 0.3, layout="two", **_TUNED),
+)
+_ADAPTIVE = replace(SETTINGS[0], name="ddim-call-adaptive", adaptive=True)
+TRIALS = (*SETTINGS, _ADAPTIVE, *FRONTIERS)
 """What goes through the public verbs."""
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from muninn.certify.risk import order_statistic, units_needed
+from muninn.certify.risk import excess_p_value, order_statistic, units_needed
 from muninn.model.schedule import FloatArray
+from muninn_bench.measure.statistics import holm
 from muninn_bench.measure.verdicts import Criterion, share_limit
-from muninn_bench.studies.coverage.settings import BOUND_UNITS, CONFIDENCE, RISKS, SIZES, TRIAL_RISK
+from muninn_bench.studies.coverage.settings import CONFIDENCE, RISKS, SIZES, TRIAL_RISK, Setting
 
 Row = dict[str, Any]
 DELTA = 1.0 - CONFIDENCE
@@ -22,12 +23,10 @@ EXCEEDS = {
 _EXACT_LIMIT = 4.0  # standard errors; two-sided, and there are 33 of these tests
 
 
-def true_risks(repetitions: list[Row], fresh: int) -> tuple[FloatArray, FloatArray]:
-    """Risk of each member, and of it or any before it, pooled over all fresh units."""
-    units = fresh * len(repetitions)
+def true_risks(repetitions: list[Row], fresh: int) -> FloatArray:
+    """Risk of each member, pooled over all fresh units."""
     violations = np.sum([entry["violations"] for entry in repetitions], axis=0)
-    running = np.sum([entry["running"] for entry in repetitions], axis=0)
-    return violations / units, running / units
+    return np.asarray(violations / (fresh * len(repetitions)))
 
 
 def summarise(setting: str, repetitions: list[Row], fresh: int) -> list[Row]:
@@ -38,7 +37,7 @@ def summarise(setting: str, repetitions: list[Row], fresh: int) -> list[Row]:
     calibration draw and the fresh units of a repetition. ``exact`` is the randomised marginal rule,
     whose risk is order / (size + 1), no less. What ``exceeds`` the risk: see :data:`EXCEEDS`.
     """
-    risks, _ = true_risks(repetitions, fresh)
+    risks = true_risks(repetitions, fresh)
     rows = []
     for place, (size, risk) in enumerate(product(SIZES, RISKS)):
         cells = [entry["cells"][place] for entry in repetitions]
@@ -78,34 +77,18 @@ def _error(values: FloatArray) -> float:
     return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else float("nan")
 
 
-def rank_test(repetitions: list[Row], size: int) -> tuple[FloatArray, FloatArray, float]:
-    """Counts of the new unit's rank in bins, counts expected of a uniform rank, chi-square p."""
-    ranks = np.array([entry["ranks"][SIZES.index(size)] for entry in repetitions])
-    bins = max(2, min(20, len(ranks) // 10))
-    edges = np.unique(np.round(np.linspace(0, size + 1, bins + 1)).astype(int))
-    counts = np.histogram(ranks, bins=edges + 0.5)[0].astype(float)
-    expected = np.diff(edges) * len(ranks) / (size + 1)
-    return counts, expected, float(stats.chisquare(counts, expected).pvalue)
-
-
-def judge(setting: str, cells: list[Row], repetitions: list[Row]) -> list[Criterion]:
+def judge(setting: str, cells: list[Row], repetitions: int) -> list[Criterion]:
     """Verdicts on one setting of the bulk repetitions."""
     for_marginal = [cell for cell in cells if cell["marginal_order"]]
     over = max(for_marginal, key=lambda cell: _distance(cell, "marginal", "risk"))
     far = max(for_marginal, key=lambda cell: abs(_distance(cell, "exact", "exact_expected")))
     off = abs(_distance(far, "exact", "exact_expected"))
-    p_values = {size: rank_test(repetitions, size)[2] for size in SIZES}
     found = [
         (
             "marginal risk, mean at most alpha + 3 standard errors",
             over["marginal_mean"] <= over["risk"] + 3.0 * over["marginal_error"],
             "closest to its limit at n={size}, alpha={risk:g}: mean {marginal_mean:.4f}, standard "
             "error {marginal_error:.4f}".format(**over),
-        ),
-        (
-            "rank of the new unit uniform, chi-square p above .001",
-            min(p_values.values()) > 0.001,
-            ", ".join(f"p={p:.3f} (n={size})" for size, p in p_values.items()),
         ),
         (
             "randomised marginal risk equals its exact value",
@@ -115,14 +98,14 @@ def judge(setting: str, cells: list[Row], repetitions: list[Row]) -> list[Criter
             + f", {off:.1f} standard errors (limit {_EXACT_LIMIT:g})",
         ),
     ]
-    limit = share_limit(DELTA, len(repetitions))
+    limit = share_limit(DELTA, repetitions)
     for_confident = [cell for cell in cells if cell["confident_order"]]
     for field, name in EXCEEDS.items():
         worst = max(for_confident, key=lambda cell: float(cell[field]))
         text = f"largest at n={worst['size']}, alpha={worst['risk']:g}: {worst[field]:.4f}"
         name = f"confident, share of repetitions over alpha, {name}"
         found.append((name, worst[field] <= limit, f"{text}, limit {limit:.4f}"))
-    found.append(_refusals(cells, len(repetitions)))
+    found.append(_refusals(cells, repetitions))
     return [Criterion(setting, *one) for one in found]
 
 
@@ -143,16 +126,22 @@ def _refusals(cells: list[Row], count: int) -> tuple[str, bool, str]:
     return "refuses where no certificate exists, and only there", good, text
 
 
-def judge_trials(name: str, trials: list[Row]) -> list[Criterion]:
+def over_risk(trials: list[Row]) -> int:
+    """Trials whose fresh units exceeded the tolerance more often than was promised."""
+    return sum(trial["risk"] > TRIAL_RISK for trial in trials)
+
+
+def judge_trials(setting: Setting, trials: list[Row]) -> list[Criterion]:
     """Verdicts on one setting of the trials through the public verbs."""
     risk, covered = (
         np.array([trial[key] for trial in trials]) for key in ("risk", "bound_covered")
     )
     agreed = [trial["agreed"] for trial in trials if trial["agreed"] is not None]
-    beyond, limit = int(np.sum(risk > TRIAL_RISK)), share_limit(DELTA, len(trials))
+    beyond, limit = over_risk(trials), share_limit(DELTA, len(trials))
     # Coverage of split conformal prediction given its calibration has a Beta law (Vovk 2012).
-    left_out = order_statistic(BOUND_UNITS, TRIAL_RISK, None)
-    law = stats.beta(BOUND_UNITS + 1 - left_out, left_out)
+    units = len(setting.split(0)["bound"])
+    left_out = order_statistic(units, TRIAL_RISK, None)
+    law = stats.beta(units + 1 - left_out, left_out)
     error = float(law.std() / np.sqrt(len(trials)))
     found = [
         (
@@ -171,4 +160,12 @@ def judge_trials(name: str, trials: list[Row]) -> list[Criterion]:
     if agreed:
         text = f"{sum(agreed)} of {len(agreed)} trials"
         found.append(("same scan as the bulk computation", all(agreed), text))
-    return [Criterion(f"{name}, verbs", *one) for one in found]
+    return [Criterion(f"{setting.name}, verbs", *one) for one in found]
+
+
+def judge_together(trials: dict[Setting, list[Row]]) -> Criterion:
+    """The shares of trials over alpha of all settings, in exact tests with Holm's adjustment."""
+    p_values = [excess_p_value(over_risk(own), len(own), DELTA) for own in trials.values()]
+    least, name = min(zip(holm(p_values), (setting.name for setting in trials), strict=True))
+    rule = "share of trials over alpha, exact binomial tests, Holm's p above .05"
+    return Criterion("all verbs", rule, least > 0.05, f"smallest p={least:.3f}, of {name}")

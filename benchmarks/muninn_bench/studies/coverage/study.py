@@ -3,15 +3,16 @@
 Every repetition draws fresh calibration units, lets the real certification code choose a member
 (:func:`muninn.certify.risk.choose_member`, the scan that :func:`muninn.calibrate` runs), and
 measures that member on thousands of units that were never seen. A second part, slower and
-therefore smaller, goes through the front door: ``muninn.calibrate``, then ``muninn.cache``. It
-computes its calibration units once more in bulk and checks that both ways agree.
+therefore smaller, goes through the front door: ``muninn.calibrate``, then ``muninn.cache``. Frozen
+families are computed once more in bulk, and both ways must agree. Frontiers are what a user gets:
+every trial draws a planner and calls, and tunes, fits and certifies a family of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,72 +21,82 @@ import numpy as np
 import torch
 
 from muninn.certify.cached import CachedPlanner, cache
-from muninn.certify.calibrate import calibrate, split_units
+from muninn.certify.calibrate import calibrate
 from muninn.certify.certificate import Certificate, library_versions
-from muninn.certify.journal import Journal
+from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import choose_member, order_statistic, scan_members
 from muninn.certify.units import Episodes, PlanFunction
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
+from muninn.parallel import Map, workers_of
 from muninn.progress import Task, bars
 from muninn_bench.measure.verdicts import Criterion
 from muninn_bench.studies.coverage import settings as grid
 from muninn_bench.studies.coverage.report import write_report
 from muninn_bench.studies.coverage.settings import SIZES, TRIALS, Laboratory, Options, Setting
 
-_FRESH = 2000  # new units on which a trial measures risk and the per-call bound
 _BATCH = 128
 
 
 def run_coverage(
-    out: Path, options: Options, command: str = "muninn-bench coverage", progress: bool = True
+    out: Path,
+    options: Options,
+    command: str = "muninn-bench coverage",
+    progress: bool = True,
+    workers: int = 1,
 ) -> list[Criterion]:
-    """Run the study and write tables, picture and verdicts to ``out``; the verdicts.
+    """Run the study and write tables, pictures and verdicts to ``out``; the verdicts.
 
     An interrupted run started again with the same options goes on where it stopped.
     """
     path = out / "progress.jsonl"
     identity = {
         "options": asdict(options),
-        "settings": [asdict(setting) for setting in grid.SETTINGS],
-        "trials": [trial.name for trial in TRIALS],
-        "versions": library_versions(),
+        "settings": [asdict(setting) for setting in TRIALS],
+        "versions": {**library_versions(), "code": code_digest()},
     }
     journal = Journal(path, identity)
     repetitions, trials = {}, {}
-    with bars(progress) as task:
+    with bars(progress) as task, workers_of(workers) as crew:
+        resumable = partial(_resumable, journal=journal, crew=crew, task=task)
         for place, setting in enumerate(grid.SETTINGS):
-            laboratory = Laboratory(setting, max(SIZES) + options.fresh)
-            work, name = partial(_repeat, laboratory, options.seed, place), setting.name
-            repetitions[name] = _resumable(name, options.repetitions, work, journal, task)
-        for trial in TRIALS:
-            work, count = partial(run_trial, trial, options.seed), options.trials // trial.calls
-            name = f"verbs: {trial.name}"
-            trials[trial.name] = _resumable(name, max(2, count), work, journal, task)
+            work = partial(_repeat, setting, options.fresh, options.seed, place)
+            repetitions[setting.name] = resumable(setting.name, options.repetitions, work)
+        for place, trial in enumerate(TRIALS):
+            work = partial(run_trial, trial, options.fresh, options.seed, place)
+            count = options.tuned if trial.tuned else max(2, options.trials // trial.calls)
+            trials[trial] = resumable(f"verbs: {trial.name}", count, work)
     criteria = write_report(out, options, repetitions, trials, command)
     path.unlink()
     return criteria
 
 
 def _resumable(
-    name: str, count: int, work: Callable[[int], dict[str, Any]], journal: Journal, task: Task
+    name: str,
+    count: int,
+    work: Callable[[int], dict[str, Any]],
+    journal: Journal,
+    crew: Map,
+    task: Task,
 ) -> list[dict[str, Any]]:
     """Results of ``work`` for 0 to count - 1, from the journal where they are there."""
-    advance, results = task(name, count), []
-    for index in range(count):
-        key = f"{name}/{index}"
-        if (result := journal.get(key)) is None:
-            result = work(index)
-            journal.put(key, result)
-        results.append(result)
+    advance, keys = task(name, count), [f"{name}/{index}" for index in range(count)]
+    missing = [index for index, key in enumerate(keys) if journal.get(key) is None]
+    advance(count - len(missing))
+    for index, result in zip(missing, crew.map(work, missing), strict=True):
+        journal.put(keys[index], result)
         advance(1)
-    return results
+    return [journal.get(key) or {} for key in keys]
 
 
-def _repeat(laboratory: Laboratory, seed: int, place: int, index: int) -> dict[str, Any]:
+_laboratory = lru_cache(maxsize=1)(Laboratory)  # in every worker: a runtime cannot be sent to one
+
+
+def _repeat(setting: Setting, fresh: int, seed: int, place: int, index: int) -> dict[str, Any]:
     seed = call_seed(seed, place, index)
+    laboratory = _laboratory(setting, max(SIZES) + fresh)
     excess = laboratory.draw(torch.Generator().manual_seed(seed))
     return repetition(excess, np.random.default_rng(seed))
 
@@ -100,9 +111,7 @@ def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
         cells: one row per size and risk: members and realised risks of the marginal and of the
             confident certificate, and the realised risk of the marginal one's randomised version;
             None where certification refused.
-        ranks: of one fresh unit among the calibration units of each size, ties broken at random.
-        violations, running: per member, fresh units beyond the tolerance under it, and under it
-            or any member before it.
+        violations: per member, fresh units beyond the tolerance under it.
     """
     fresh = excess[max(SIZES) :]
     # A unit's place in the order: the member it tolerates, ties broken by a uniform draw.
@@ -116,13 +125,7 @@ def repetition(excess: FloatArray, ties: np.random.Generator) -> dict[str, Any]:
         beyond = order[max(SIZES) :] < np.sort(order[:size])[rank - 1]
         cell["randomised_risk"] = float(np.mean(beyond)) if rank > 0 else None
         cells.append(cell | _deploy("confident", excess[:size], fresh, risk, grid.CONFIDENCE))
-    new = order[max(SIZES)]
-    return {
-        "cells": cells,
-        "ranks": [1 + int(np.count_nonzero(order[:size] < new)) for size in SIZES],
-        "violations": np.count_nonzero(fresh > 1.0, axis=0).tolist(),
-        "running": np.count_nonzero(np.maximum.accumulate(fresh, axis=1) > 1.0, axis=0).tolist(),
-    }
+    return {"cells": cells, "violations": np.count_nonzero(fresh > 1.0, axis=0).tolist()}
 
 
 def _deploy(
@@ -146,42 +149,52 @@ def drive_episode(plan: PlanFunction, seed: int) -> None:
         context = grid.next_contexts(context, plan(context))
 
 
-def run_trial(trial: Setting, seed: int, index: int) -> dict[str, Any]:
-    """Calibrate, deploy on fresh units, and compare with the bulk computation.
+def run_trial(trial: Setting, fresh: int, seed: int, place: int, index: int) -> dict[str, Any]:
+    """Calibrate, deploy on fresh units, and compare a frozen family with the bulk computation.
 
     Returns:
-        member: the certified one; agreed: whether the bulk computation counts the same
-        violations for every accepted member and accepts as many (None for adaptive families);
-        risk: share of fresh units beyond the tolerance; bound_covered: share of fresh units whose
-        per-call bound held at every call; evaluations: mean per call.
+        member, method: the certified one, and what it is a program of; stopped: whether a member
+        was rejected, so that the certificate had something to prevent; agreed: whether the bulk
+        computation counts the same violations for every accepted member and accepts as many (None
+        where it cannot run the family); risk: share of fresh units beyond the tolerance;
+        bound_covered: share of fresh units whose per-call bound held at every call; evaluations:
+        mean per call.
     """
-    seed = call_seed(seed, 1000 + TRIALS.index(trial), index)
+    seed = call_seed(seed, 1000 + place, index)
     generator = torch.Generator().manual_seed(seed)
-    planner = trial.planner()
-    contexts = grid.start_contexts(grid.TRIAL_UNITS, generator)
+    planner = trial.planner(seed=call_seed(seed, 1))
+    contexts = grid.start_contexts(trial.units, generator)
     certificate = calibrate(
         planner,
-        Episodes(drive_episode, grid.TRIAL_UNITS) if trial.unit == "episode" else contexts,
+        Episodes(drive_episode, trial.units) if trial.unit == "episode" else contexts,
         tolerance=trial.tolerance,
         risk=grid.TRIAL_RISK,
         confidence=grid.CONFIDENCE,
-        family=trial.family,
+        family=None if trial.tuned else trial.family,
         seed=seed,
         batch_size=_BATCH,
         progress=False,
     )
-    agreed = None if trial.adaptive else _agrees(trial, certificate, contexts, seed)
-    found = _measure(trial, cache(planner, certificate), generator)
-    return {"member": certificate.member, "agreed": agreed, **found}
+    in_bulk = not (trial.tuned or trial.adaptive)
+    method = getattr(certificate.program, "method", "forecast" if in_bulk else "gate")
+    return {
+        "member": certificate.member,
+        "method": method.split(",")[0] if certificate.member else "full",
+        "stopped": not certificate.realised[-1]["accepted"],
+        "agreed": _agrees(trial, certificate, contexts, seed) if in_bulk else None,
+        **_measure(trial, cache(planner, certificate), fresh, generator),
+    }
 
 
-def _measure(trial: Setting, fast: CachedPlanner, generator: torch.Generator) -> dict[str, float]:
+def _measure(
+    trial: Setting, fast: CachedPlanner, fresh: int, generator: torch.Generator
+) -> dict[str, float]:
     """Realised risk, coverage of the per-call bound, and mean evaluations on fresh units."""
-    context = grid.start_contexts(_FRESH, generator)
-    excess, covered = np.zeros(_FRESH), np.ones(_FRESH, dtype=bool)
+    context = grid.start_contexts(fresh, generator)
+    excess, covered = np.zeros(fresh), np.ones(fresh, dtype=bool)
     evaluations = 0.0
     for _ in range(trial.calls):
-        noise = fast.planner.draw_noise(_FRESH, generator=generator)
+        noise = fast.planner.draw_noise(fresh, generator=generator)
         trajectory, record = fast(context, noise=noise)
         deviation = rms_step(fast.planner.sample(context, noise=noise), trajectory).numpy()
         excess = np.maximum(excess, deviation / trial.tolerance)
@@ -195,9 +208,7 @@ def _measure(trial: Setting, fast: CachedPlanner, generator: torch.Generator) ->
 
 def _agrees(trial: Setting, certificate: Certificate, contexts: torch.Tensor, seed: int) -> bool:
     """Whether the bulk computation of the very same units comes to the same scan."""
-    promise = (grid.TRIAL_RISK, grid.CONFIDENCE)
-    split = split_units(grid.TRIAL_UNITS, *promise, tune=False, seed=seed)["certify"]
-    planner = trial.planner()
+    planner, split = trial.planner(), trial.split(seed)["certify"]
     if trial.unit == "episode":
         draws = [torch.Generator().manual_seed(call_seed(seed, unit)) for unit in split]
         starts = torch.cat([grid.start_contexts(1, draw) for draw in draws])
@@ -207,10 +218,10 @@ def _agrees(trial: Setting, certificate: Certificate, contexts: torch.Tensor, se
         ]
     else:
         starts = contexts[split]
-        paired = PairedCalls(planner, contexts, grid.TRIAL_UNITS, rms_step, call_seed(seed, 0))
+        paired = PairedCalls(planner, contexts, trial.units, rms_step, call_seed(seed, 0))
         noises = [paired.noise(split)]
     excess = Laboratory(trial, len(split)).excess(starts, noises)
-    allowed = order_statistic(len(split), *promise) - 1
+    allowed = order_statistic(len(split), grid.TRIAL_RISK, grid.CONFIDENCE) - 1
     columns = ([column] for column in excess.T)
     found = scan_members(columns, len(split), allowed, running=False)
     public = [row["violations"] for row in certificate.realised if row["accepted"]]
