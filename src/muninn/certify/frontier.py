@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Any
 
@@ -124,18 +124,24 @@ class Frontier(Published):
             entry = self._fitted(self._based(pair, states))
             if entry is not None and (best is None or entry.score < best[0].score):
                 best = entry, pair, states
-        if best is None or not move or count > MOST_MOVED:
+        if best is None or not move:
             return None if best is None else best[0]
-        return self._moved(*best)
+        entry, pair, states = best
+        return self._moved(entry, states, lambda chosen: self._fitted(self._based(pair, chosen)))
 
     def _based(self, pair: Pair, states: tuple[State, ...]) -> Table:
         return self.methods[pair.method].build(self._sampler, states)
 
-    def _moved(self, entry: Entry, pair: Pair, states: tuple[State, ...]) -> Entry:
+    def _moved(
+        self,
+        entry: Entry,
+        states: tuple[State, ...],
+        tried: Callable[[tuple[State, ...]], Entry | None],
+    ) -> Entry:
         """Move one anchor at a time, by less and less, and keep what scores better."""
         offered = sampler_states(self._sampler)
         place = {state: at for at, state in enumerate(offered)}
-        if any(state not in place for state in states):
+        if any(state not in place for state in states) or len(states) > MOST_MOVED:
             return entry
         at, left = [place[state] for state in states], MOST_MOVES
         for move in (m for m in MOVES if m < max(2, self.steps // 8)):
@@ -146,11 +152,26 @@ class Frontier(Published):
                         continue
                     if (left := left - 1) < 0:
                         return entry
-                    chosen = tuple(offered[spot] for spot in moved)
-                    found = self._fitted(self._based(pair, chosen))
+                    found = tried(tuple(offered[spot] for spot in moved))
                     if found is not None and found.score < entry.score:
                         entry, at = found, moved
         return entry
+
+    def _alone(self, count: int) -> Entry:
+        """The best published table, its anchors moved as those of fitted tables are."""
+        if (count, True) not in self._entries:
+            best = self.published(count)[0]
+            method, _ = pair = self._pair_of[best.program]
+            states = self._spacings(self.methods[method], count)[pair.spacing]
+            group, other = best.group, Pair(method, "moved")
+            self._entries[count, True] = (
+                best
+                if self.methods[method].twice
+                else self._moved(best, states, lambda at: self.entry(self.built(other, at), group))
+            )
+        found = self._entries[count, True]
+        assert found is not None
+        return found
 
     def quick(self, count: int) -> Entry:
         """A good table with so many evaluations, at the price of one; for safe members."""
@@ -173,11 +194,14 @@ class Frontier(Published):
         return min(found, key=lambda entry: entry.score)
 
     def _all(self, count: int, move: bool = True) -> list[Entry]:
-        """The best published tables with so many evaluations, and the fitted one."""
+        """The best published tables with so many evaluations, and what was made of them: the fitted
+        one, or, of a method alone, the one with moved anchors."""
         found = [*self.published(count)] if self.methods else []
         if self.fits and count <= MOST_FITTED:
             own = self.fitted(count, move)
             found += [] if own is None else [own]
+        elif found and move and not self.fits:
+            found.insert(0, self._alone(count))
         return found
 
     def report(self, count: int) -> dict[str, Any]:

@@ -71,6 +71,7 @@ class Published(Scores):
             self.notes.append("the condition projects states, so that no table was tried")
         self._pairs: dict[int, list[Pair]] = {}  # best first, by number of evaluations
         self._published: dict[int, list[Entry]] = {}
+        self._pair_of: dict[AnyProgram, Pair] = {}
 
     @cached_property
     def chain(self) -> Chain:
@@ -181,7 +182,8 @@ class Published(Scores):
         """Pairs worth trying on all calls, best first: spacings are thinned with a few methods,
         then all methods with the best spacings."""
         if count not in self._pairs:
-            scouts = [name for name in SCOUTS if name in self.methods] or list(self.methods)[:1]
+            few = [name for name in SCOUTS if name in self.methods]
+            scouts = few if self.fits else list(self.methods)  # one method alone: every order
             wide = [
                 Pair(name, spacing)
                 for name in scouts
@@ -202,5 +204,6 @@ class Published(Scores):
             method = self.methods[pair.method]
             program = self.built(pair, self._spacings(method, count)[pair.spacing])
             found.append(self.entry(program, method.group))
+            self._pair_of[program] = pair
         self._published[count] = sorted(found, key=lambda entry: entry.score)
         return self._published[count]

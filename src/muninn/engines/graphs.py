@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
@@ -24,7 +24,7 @@ from muninn.context import Context, copy_into, select
 from muninn.engines.capture import capture
 from muninn.engines.gap import stacked_draws
 from muninn.engines.rounds import RoundRuntime, Rows
-from muninn.engines.run_state import RunState
+from muninn.engines.run_state import RunState, sent
 from muninn.engines.runtime import Runtime
 from muninn.engines.shapes import Shapes
 from muninn.engines.tables import TableRuntime
@@ -202,13 +202,13 @@ class _Rounds:
         for entry in fields(Rows):
             getattr(self.rows, entry.name).copy_(getattr(fresh, entry.name))
         last = len(self._runtime.planner.sampler) - 1
-        active, before = list(range(self.count)), _sent(torch.zeros(self.count, device="cpu"))
+        active, before = list(range(self.count)), sent(torch.zeros(self.count, device="cpu"))
         for _ in range(last + 1):  # every round takes every row it serves at least a step further
             if not active:
                 break
             self._round(active)
             run.use_waiting_time()
-            after = _sent(self.rows.due[: self.count])
+            after = sent(self.rows.due[: self.count])
             # Every row ends with the last step, so that who takes part in the next round is known
             # from before this one: the host reads that while the device is busy.
             active = [row for row, due in enumerate(before()) if due < last]
@@ -230,24 +230,6 @@ class _Rounds:
             index.copy_(rows, non_blocking=True)
             self._graphs[size] = (graph, index, padded)
         graph.replay()
-
-
-def _sent(values: Tensor) -> Callable[[], list[int]]:
-    """Send values to the host; the function that is returned waits until they have arrived."""
-    on_host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=values.is_cuda)
-    on_host.copy_(values, non_blocking=True)
-    arrived: Any = None
-    if values.is_cuda:
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record(torch.cuda.current_stream(values.device))
-
-    def read() -> list[int]:
-        if arrived is not None:
-            arrived.synchronize()
-        found: list[int] = on_host.tolist()
-        return found
-
-    return read
 
 
 def _sizes(count: int) -> list[int]:
