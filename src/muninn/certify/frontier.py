@@ -55,6 +55,7 @@ class Frontier(Published):
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
         self._entries: dict[tuple[int, bool], Entry | None] = {}  # fitted, by number and moves
+        self._others: dict[int, Entry] = {}  # published, moved
 
     def restricted(self, groups: Collection[str]) -> Frontier:
         """The same calls, full compute included, for some methods only."""
@@ -157,30 +158,19 @@ class Frontier(Published):
                         entry, at = found, moved
         return entry
 
-    def _alone(self, count: int) -> Entry:
+    def _moved_published(self, count: int) -> Entry:
         """The best published table, its anchors moved as those of fitted tables are."""
-        if (count, True) not in self._entries:
+        if count not in self._others:
             best = self.published(count)[0]
-            method, _ = pair = self._pair_of[best.program]
-            states = self._spacings(self.methods[method], count)[pair.spacing]
+            method, spacing = self._pair_of[best.program]
+            states = self._spacings(self.methods[method], count)[spacing]
             group, other = best.group, Pair(method, "moved")
-            self._entries[count, True] = (
-                best
-                if self.methods[method].twice
-                else self._moved(best, states, lambda at: self.entry(self.built(other, at), group))
-            )
-        found = self._entries[count, True]
-        assert found is not None
-        return found
-
-    def quick(self, count: int) -> Entry:
-        """A good table with so many evaluations, at the price of one; for safe members."""
-        pair = next(p for p in self.candidates(count) if not self.methods[p.method].twice)
-        method = self.methods[pair.method]
-        states = self._spacings(method, count)[pair.spacing]
-        fits = self.fits and count <= MOST_FITTED
-        own = self._fitted(self._based(pair, states)) if fits else None
-        return own or self.entry(self.built(pair, states), method.group)
+            if not self.methods[method].twice:
+                best = self._moved(
+                    best, states, lambda at: self.entry(self.built(other, at), group)
+                )
+            self._others[count] = best
+        return self._others[count]
 
     def best(self, count: int, move: bool = True) -> Entry:
         """The best table with so many evaluations.
@@ -194,14 +184,14 @@ class Frontier(Published):
         return min(found, key=lambda entry: entry.score)
 
     def _all(self, count: int, move: bool = True) -> list[Entry]:
-        """The best published tables with so many evaluations, and what was made of them: the fitted
-        one, or, of a method alone, the one with moved anchors."""
+        """The best published tables with so many evaluations, and the fitted one; with ``move``
+        also with moved anchors."""
         found = [*self.published(count)] if self.methods else []
+        if found and move:
+            found.insert(0, self._moved_published(count))
         if self.fits and count <= MOST_FITTED:
             own = self.fitted(count, move)
             found += [] if own is None else [own]
-        elif found and move and not self.fits:
-            found.insert(0, self._alone(count))
         return found
 
     def report(self, count: int) -> dict[str, Any]:

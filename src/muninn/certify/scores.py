@@ -35,6 +35,7 @@ class Entry:
     group: str  # of its method
     excess: float  # deviation over tolerance that all but the allowed share stay below
     score: float  # by which programs of one cost are ranked
+    beyond: int  # tuning calls beyond the tolerance, of all
     kept: bool  # whether the tolerance is kept, as far as so few calls can tell
 
 
@@ -121,7 +122,8 @@ class Scores:
             and self._quantile(judged, 1.0 - LEVELS[-1] * self.share) <= self.limit
         )
         level, score = self._quantile(judged), self.score(judged)
-        return Entry(program, evaluations, group, level, score, kept)
+        beyond = int(np.count_nonzero(excess > self.limit))
+        return Entry(program, evaluations, group, level, score, beyond, kept)
 
     def judged(self, entry: Entry) -> Entry:
         """An entry that was found under another limit, under this one."""

@@ -25,14 +25,14 @@ Objective = Literal["evaluations", "time"]
 SAFE = (4.0, 2.0, 1.5)
 """Evaluations of the first members over the fewest found: few tuning calls may mislead."""
 
-ABOVE, BELOW = 2, 2
+ABOVE, BELOW = 2, 1
 """Rungs of the ladder on either side of the fewest found that become members."""
 
 START = 8
 """Evaluations with which the search begins."""
 
-GATES_FROM = 8
-"""Evaluations from which gates are tried: they need some to judge a call by."""
+GATES_FROM = 14
+"""Evaluations from which gates are tried: with fewer, no planner here was better off with one."""
 
 TIMED = 7
 
@@ -104,12 +104,8 @@ def frontier_family(
         chosen = {at + offset for offset in range(-ABOVE, BELOW + 1)}
         for factor in SAFE:
             chosen.add(min(range(len(rungs)), key=lambda k: abs(rungs[k] - factor * fewest)))
-        near = range(at - ABOVE, at + BELOW + 1)
         for place in sorted(place for place in chosen if 0 <= place < len(rungs)):
-            close = place in near
-            entry = frontier.best(rungs[place]) if close else frontier.quick(rungs[place])
-            if entry.kept or place >= at:  # with more evaluations and worse, it ends the scan
-                entries.append(entry)
+            entries.append(frontier.best(rungs[place], move=place >= at))
         report = frontier.report(fewest)
     if gates and (fewest >= GATES_FROM or not entries):
         members = gate_members(frontier, gate_forecast(frontier, fewest), fewest - 0.25)
@@ -126,10 +122,24 @@ def frontier_family(
         raise InputError(
             "no program with fewer evaluations was found for this planner; use it as it is"
         )
-    entries.sort(key=lambda entry: (-entry.evaluations, entry.group))
+    entries = safer_first(entries)
     full = Program.full(frontier.paired.planner.sampler.kind)
     programs = dict.fromkeys(entry.program for entry in entries)
     return Family((full, *programs), "frontier", report)
+
+
+def safer_first(entries: list[Entry]) -> list[Entry]:
+    """Entries from many evaluations to few, without those that a cheaper one is as safe as.
+
+    The scan stops at the first member that fails: one with more evaluations that exceeds the
+    tolerance on more tuning calls would only end it early.
+    """
+    kept: list[Entry] = []
+    for entry in sorted(entries, key=lambda entry: (entry.evaluations, entry.beyond, entry.score)):
+        rank = (entry.beyond, entry.score)
+        if not kept or rank < (kept[-1].beyond, kept[-1].score):
+            kept.append(entry)
+    return kept[::-1]
 
 
 def _cheapest_rung(frontier: Frontier, rungs: list[int]) -> int:

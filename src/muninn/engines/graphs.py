@@ -133,16 +133,23 @@ class _CapturedCall:
             return run
 
         self._graph, self._run = capture(call, runtime.planner.device, pool)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Make what is read from the device NaN: a replay that does nothing then fails."""
+        assert self._run.packed is not None  # every row shares the steps of a fixed plan
+        self._run.packed.fill_(math.nan)
 
     def replay(self, run: RunState) -> None:
         """Run a call; the host has not read its state yet."""
         _fill(*self._inputs, run)
-        wrote, packed = self._run, self._run.packed
-        assert packed is not None  # every row shares the steps of a fixed plan
-        packed.fill_(math.nan)  # a replay that does nothing fails, as NaN does
+        wrote = self._run
         self._graph.replay()
-        run.after, run.packed, run.unread = wrote.after.clone(), packed.clone(), [*wrote.unread]
+        assert wrote.packed is not None
+        run.after, run.packed = wrote.after.clone(), wrote.packed.clone()
+        run.unread = [*wrote.unread]
         run.evaluations, run.evaluated = wrote.evaluations.copy(), wrote.evaluated.copy()
+        self._forget()
 
 
 class GraphRuntime(_InGraphs):

@@ -106,9 +106,14 @@ class RunState:
             read = arrived()
         else:
             read = [values.tolist() for _, _, values, _ in self.unread]
+        whole = self.packed is not None  # all rows at every step
+        fine = whole and bool(np.isfinite(read).all())
         for (step, rows, _, growth), found in zip(self.unread, read, strict=True):
             if growth is not None:
-                self.charged[list(rows), step] += np.array(found) * growth
+                place = slice(None) if whole else list(rows)
+                self.charged[place, step] += np.array(found) * growth
+                continue
+            if fine:
                 continue
             for row in (row for row, total in zip(rows, found, strict=True) if not isfinite(total)):
                 reason = f"the denoiser returned NaN or Inf at step {step}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from muninn.context import Context, select
 from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
-from muninn.programs.own_noise import OwnNoise, sum_dtype
+from muninn.programs.own_noise import propagated, sum_dtype
 from muninn.programs.table import Table, steps_of
 
 View = Callable[[Tensor], Tensor]
@@ -110,13 +111,14 @@ class Fitter:
                 f"give at least {FEWEST}"
             )
 
+    @cached_property
+    def _own_noise(self) -> list[Tensor]:
+        return propagated(self.planner.sampler, self.noise)
+
     def __call__(self, base: Table) -> tuple[Table, Tensor]:
         """The fitted table, and the trajectories (calls, ...) that it gives."""
         sampler, count = self.planner.sampler, len(base.states)
         steps = [*steps_of(sampler, base.states), len(sampler)]
-        own = None
-        if sampler.stochastic:
-            own = OwnNoise(self.planner, base).rows(self.noise)
         weights = base.array
         raw = weights.shape[2] > 1 + count
         reached = _Reached(self.planner.start(self.noise, self.context), (), (), (), ())
@@ -127,8 +129,9 @@ class Fitter:
                 row = np.concatenate([row, weights[:, at, 1 + count : 2 + count + at]], axis=1)
             key = (*key, base.states[at], steps[at + 1], row.tobytes())
             if key not in self._known:
-                noise = None if own is None else own[at]
-                self._known[key] = self._next(reached, base, at, row, noise, steps[at + 1], raw)
+                step = steps[at + 1]
+                noise = self._own_noise[step - 1] if sampler.stochastic and step else None
+                self._known[key] = self._next(reached, base, at, row, noise, step, raw)
                 if len(self._known) > REMEMBERED:
                     del self._known[next(iter(self._known))]
             reached = self._known[key]

@@ -35,6 +35,18 @@ def noise_pieces(sampler: Sampler, steps: list[int]) -> list[tuple[float, dict[i
     return pieces
 
 
+def propagated(sampler: Sampler, noise: Noise) -> list[Tensor]:
+    """The sampler's own noise in the state after each of its steps."""
+    total = torch.zeros_like(noise.initial, dtype=sum_dtype(noise.initial.dtype))
+    found = []
+    for carry, own in noise_pieces(sampler, list(range(1, len(sampler) + 1))):
+        total = carry * total
+        for draw, weight in own.items():
+            total = total.add(noise.steps[draw], alpha=weight)
+        found.append(total)
+    return found
+
+
 class OwnNoise:
     """The noise that the sampler itself would have added by each state of a table."""
 

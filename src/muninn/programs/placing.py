@@ -11,7 +11,6 @@ planners it nevertheless ordered the fitted tables nearly as their deviations do
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.anchors import Chain
-from muninn.programs.own_noise import noise_pieces
+from muninn.programs.own_noise import propagated
 from muninn.programs.spacing import sampler_states, spacings
 from muninn.programs.table import Table, steps_of
 
@@ -70,7 +69,8 @@ class Placing:
             clean = sampler.convert(chain.states[step, :calls], prediction, step, "sample")
             limit = math.inf if sampler.clip is None else sampler.clip
             cleans.append(clean.clamp(-limit, limit))
-        targets = list(_without_noise(planner, chain, noise, calls))
+        added = propagated(sampler, noise.select(slice(calls)))
+        targets = [state - own for state, own in zip(chain.states[1:, :calls], added, strict=True)]
         stacked = torch.stack([noise.initial[:calls], *cleans, *targets], dim=1) * free
         rows = stacked.flatten(2).double()
         gram = (rows @ rows.transpose(1, 2)).cpu().numpy()
@@ -165,17 +165,6 @@ class Placing:
                 if prices[least] < price:
                     price, anchors = float(prices[least]), moves[fits][least]
         return price, anchors
-
-
-def _without_noise(planner: Planner, chain: Chain, noise: Noise, calls: int) -> Iterable[Tensor]:
-    """States 1 ... steps of full compute, without the noise that the sampler added on the way."""
-    sampler, total = planner.sampler, torch.zeros_like(noise.initial[:calls])
-    pieces = noise_pieces(sampler, list(range(1, len(sampler) + 1)))
-    for step, (carry, own) in enumerate(pieces):
-        total = carry * total
-        for draw, weight in own.items():
-            total = total + weight * noise.steps[draw][:calls]
-        yield chain.states[step + 1, :calls] - total
 
 
 def _norm(errors: FloatArray) -> FloatArray:
