@@ -24,8 +24,8 @@ from muninn.programs.fitting import Fitter
 from muninn.programs.spacing import State, sampler_states
 from muninn.programs.table import Table
 
-BASES = 2
-"""Pairs of method and spacing that are fitted, besides the anchors that were placed."""
+FITTED = ("placed^0.3", "placed^0.6", "placed^1")
+"""Placed anchors that are fitted, besides those of the best published table."""
 
 MOVES, MOST_MOVES = (2, 1), 12
 """Steps by which an anchor is moved, and how many moves are tried at one number."""
@@ -116,10 +116,11 @@ class Frontier(Published):
     def _fit_best(self, count: int, move: bool) -> Entry | None:
         pairs = [p for p in self.candidates(count) if not self.methods[p.method].twice]
         starts: dict[tuple[State, ...], Pair] = {}
-        for pair in pairs[:BASES]:
-            starts.setdefault(self._spacings(self.methods[pair.method], count)[pair.spacing], pair)
-        for states in self.placed(count).values() if pairs else ():
-            starts.setdefault(states, pairs[0])
+        for pair in pairs[:1]:
+            states = self._spacings(self.methods[pair.method], count)[pair.spacing]
+            starts |= {states: pair}
+            placed = self.placed(count)
+            starts |= {placed[name]: pair for name in FITTED if name in placed}
         best: tuple[Entry, Pair, tuple[State, ...]] | None = None
         for states, pair in starts.items():
             entry = self._fitted(self._based(pair, states))
@@ -171,6 +172,15 @@ class Frontier(Published):
                 )
             self._others[count] = best
         return self._others[count]
+
+    def quick(self, count: int) -> Entry:
+        """A good table with so many evaluations, at the price of one; for safe members."""
+        states = self.placed(count).get(FITTED[1])
+        if states is not None and self.fits and "sample-1-back" in self.methods:
+            own = self._fitted(self._based(Pair("sample-1-back", FITTED[1]), states))
+            if own is not None:
+                return own
+        return self.best(count, move=False)
 
     def best(self, count: int, move: bool = True) -> Entry:
         """The best table with so many evaluations.

@@ -105,7 +105,11 @@ def frontier_family(
         for factor in SAFE:
             chosen.add(min(range(len(rungs)), key=lambda k: abs(rungs[k] - factor * fewest)))
         for place in sorted(place for place in chosen if 0 <= place < len(rungs)):
-            entries.append(frontier.best(rungs[place], move=place >= at))
+            close = at - ABOVE <= place
+            entry = (
+                frontier.best(rungs[place], place >= at) if close else frontier.quick(rungs[place])
+            )
+            entries.append(entry)
         report = frontier.report(fewest)
     if gates and (fewest >= GATES_FROM or not entries):
         members = gate_members(frontier, gate_forecast(frontier, fewest), fewest - 0.25)

@@ -31,7 +31,8 @@ def sent(values: Tensor) -> Callable[[], list[Any]]:
     Into pinned memory, and with an event: a copy into pageable memory wakes the host up late.
     """
     if not values.is_cuda:
-        return values.tolist
+        here: list[Any] = values.tolist()  # now: the caller may write into them
+        return lambda: here
     on_host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     on_host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -58,7 +58,7 @@ def test_gates_win_where_few_calls_are_hard(rare: tuple[PairedCalls, Family, Jou
     paired, found, _ = rare
     calls = list(range(paired.count))
     gates = [m for m in found.programs if isinstance(m, Program) and isinstance(m.plan, Adaptive)]
-    assert len(gates) == len(SPREAD)
+    assert 2 < len(gates) <= len(SPREAD)  # without those that a cheaper one is as safe as
     assert found.search is not None
     fewest = found.search["tables"]
     assert found.search["winner"] == "gate" and found.search["evaluations"] < fewest
