@@ -24,6 +24,7 @@ from muninn_bench.commands import (
     monitor,
     soak,
 )
+from muninn_bench.report.table import print_table
 from muninn_bench.studies.closed_loop.command import fly
 
 app = typer.Typer(
@@ -47,7 +48,6 @@ def main() -> None:
 def tasks() -> None:
     """List the tasks, their planners, and the tolerance of each."""
     from muninn_bench.registry import find_task, names
-    from muninn_bench.report.table import print_table
 
     rows = []
     for name in names():
@@ -98,39 +98,52 @@ def compare(
 @app.command()
 def demo(
     calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 400,
-    test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 220,
-    timed: Annotated[int, typer.Option(help="Single calls to time of every method.")] = 120,
-    tolerance: Annotated[float, typer.Option(help="Largest deviation of a plan.")] = 0.002,
+    test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 300,
+    timed: Annotated[int, typer.Option(help="Single calls to time of every method.")] = 60,
+    tolerance: Annotated[float, typer.Option(help="Largest deviation of a plan, metres.")] = 0.01,
     risk: RiskOption = 0.05,
     seed: Seed = 7,
     out: Annotated[Path, typer.Option(help="Run folder.")] = Path("runs/demo"),
+    fit: Annotated[
+        int | None, typer.Option(help="First fit the family that ships again, on so many calls.")
+    ] = None,
     smoke: Smoke = False,
 ) -> None:
-    """Certify the bundled Maze2D planner live, race it against the alternatives, write a report."""
+    """Survey the bundled planner, certify it live, race it against the alternatives, report."""
+    import muninn
     from muninn_bench.registry import find_task
     from muninn_bench.report.tables import print_result
-    from muninn_bench.studies.certified import Certified, Sizes, load_family
+    from muninn_bench.studies.certified import Certified, Sizes, fit_family, load_family
     from muninn_bench.studies.compare import compare as run
+    from muninn_bench.task import Stream, context_rows
 
+    task, variant, family = find_task("discs"), "diffuser", "discs/family.json"
+    if fit is not None:
+        console.print(f"wrote {fit_family(task, variant, fit, tolerance, command_line())}")
+    sizes = Sizes(calibration=calls, episodes=test_calls, timed=timed)
     study = Certified(
-        find_task("maze2d"),
-        "diffuser",
-        out,
-        Sizes(calibration=calls, episodes=test_calls, timed=timed),
-        tolerance=tolerance,
-        risk=risk,
-        seed=seed,
-        family=load_family("maze2d/family.json", seed),
-    )
+        task, variant, out, sizes, tolerance=tolerance, risk=risk, seed=seed,
+        family=load_family(family, seed),
+    )  # fmt: skip
     if smoke:
         study.shrink()
-    console.print(f"[bold]1. Certify[/] on {study.sizes.calibration} fresh calls")
+    console.print("[bold]1. Survey[/]: how close to full compute with how few evaluations?")
+    looked = context_rows(task, variant, Stream.TUNE, 80 if smoke else 256, seed)
+    found = muninn.survey(study.planner, looked, metric=task.metric(variant), seed=seed)
+    print_table(console, *found.table())
+    console.print(found.advice())
+    out.mkdir(parents=True, exist_ok=True)
+    found.picture(out / "survey.png")
+    console.print(
+        f"[bold]2. Certify[/] on {study.sizes.calibration} fresh calls, a family of programs that "
+        "was fitted on other calls beforehand"
+    )
     (out / "certificate.muninn.safetensors").unlink(missing_ok=True)  # live, every time
     certificate = study.certify()
     console.print(certificate.promise())
-    console.print(f"[bold]2. Plan[/] {study.sizes.episodes} held-out calls with every method")
+    console.print(f"[bold]3. Race[/] on {study.sizes.episodes} held-out calls")
     print_result(console, run(study, certificate, command_line()))
-    console.print(f"[bold]3. Read[/] {out / 'report.html'} and {out / 'result.json'}")
+    console.print(f"[bold]4. Read[/] {out / 'report.html'}, and see {out / 'survey.png'}")
 
 
 @app.command()

@@ -15,6 +15,7 @@ from muninn.certify.calibrate import calibrate
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric, resolve
 from muninn.certify.paired import PairedCalls, call_seed
+from muninn.certify.tune import tune
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.programs.forecast import Forecast
@@ -186,6 +187,25 @@ class Certified:
         search = AlternativeSearch(calls, self.tolerance, allowed_share(certificate))
         names = [n for n in available(planner) if n != TAYLOR or not self.task.replans]
         return search.best(max(2, min(count, len(planner.sampler))), names)
+
+
+FITTING_SEED = 1000
+"""Of the problems that shipped families are fitted on; no certificate may use it."""
+
+
+def fit_family(task: Task, variant: str, calls: int, tolerance: float, command: str) -> Path:
+    """Fit a family for a task on problems of their own and store it among the models."""
+    contexts = context_rows(task, variant, Stream.TUNE, calls, FITTING_SEED)
+    family = tune(
+        task.planner(variant),
+        contexts,
+        tolerance=tolerance,
+        metric=task.metric(variant),
+        seed=FITTING_SEED,
+    )
+    document = {"command": command, "seed": FITTING_SEED, "family": family.to_json()}
+    path = model_file(task.name) / "family.json"
+    return write_whole(path, json.dumps(document, indent=1) + "\n")
 
 
 def load_family(name: str, seed: int) -> Family:

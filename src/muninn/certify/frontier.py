@@ -27,7 +27,7 @@ from muninn.programs.table import Table
 FITTED = ("placed^0.3", "placed^0.6", "placed^1")
 """Placed anchors that are fitted, besides those of the best published table."""
 
-MOVES, MOST_MOVES = (2, 1), 12
+MOVES, MOST_MOVES = (2, 1), 16
 """Steps by which an anchor is moved, and how many moves are tried at one number."""
 
 MOST_FITTED, MOST_MOVED = 40, 20

@@ -86,15 +86,19 @@ class Survey:
         """Plain values."""
         return {**asdict(self), "advice": self.advice()}
 
-    def markdown(self) -> str:
-        """The table and the advice."""
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows of text: a row for every number of evaluations."""
         names = list(dict.fromkeys(row.method for row in self.rows))
         counts = sorted({row.evaluations for row in self.rows})
         at = {(row.method, row.evaluations): f"{row.deviation:.3g}" for row in self.rows}
-        lines = ["| evaluations | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-        for count in counts:
-            cells = " | ".join(at.get((name, count), "") for name in names)
-            lines.append(f"| {count} | {cells} |")
+        rows = [[str(count), *(at.get((name, count), "") for name in names)] for count in counts]
+        return ["evaluations", *names], rows
+
+    def markdown(self) -> str:
+        """The table and the advice."""
+        head, rows = self.table()
+        lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+        lines.insert(1, "|" + "---|" * len(head))
         return (
             f"Deviation ({self.metric}) that 95% of {self.calls} calls stay below; full compute "
             f"takes {self.steps} evaluations.\n\n" + "\n".join(lines) + f"\n\n{self.advice()}\n"

@@ -24,6 +24,7 @@ from muninn.programs.anchors import Chain
 from muninn.programs.own_noise import propagated
 from muninn.programs.spacing import sampler_states, spacings
 from muninn.programs.table import Table, steps_of
+from muninn.programs.unit_vectors import keeps_raw_noise
 
 IntArray = npt.NDArray[np.int64]
 
@@ -64,14 +65,18 @@ class Placing:
         self._sampler, self.steps = sampler, len(sampler)
         self._found: dict[int, dict[str, tuple[int, ...]]] = {}
         self._states = sampler_states(sampler)
-        cleans = []
+        cleans, noises = [], []
         for step, prediction in enumerate(chain.predictions):
-            clean = sampler.convert(chain.states[step, :calls], prediction, step, "sample")
+            state = chain.states[step, :calls]
+            clean = sampler.convert(state, prediction, step, "sample")
             limit = math.inf if sampler.clip is None else sampler.clip
             cleans.append(clean.clamp(-limit, limit))
+            if keeps_raw_noise(sampler):
+                noises.append(sampler.convert(state, prediction, step, "epsilon"))
         added = propagated(sampler, noise.select(slice(calls)))
         targets = [state - own for state, own in zip(chain.states[1:, :calls], added, strict=True)]
-        stacked = torch.stack([noise.initial[:calls], *cleans, *targets], dim=1) * free
+        vectors = [noise.initial[:calls], *cleans, *targets, *noises]
+        stacked = torch.stack(vectors, dim=1) * free
         rows = stacked.flatten(2).double()
         gram = (rows @ rows.transpose(1, 2)).cpu().numpy()
         usable = gram[np.isfinite(gram).all(axis=(1, 2))]
@@ -109,19 +114,20 @@ class Placing:
         at = np.array([step for step in steps if step is not None])
         if len(at) < len(steps):
             return None
-        # What is known is that of full compute, but a raw noise follows from the table's own state.
-        weights, count = table.array[0], len(at)
+        # Clean samples are those of full compute; so is a raw noise, but for the own state.
+        weights, count, unit = table.array[0], len(at), np.eye(len(self._gram))
         ends, levels = self._ends(at[None])
-        known = np.eye(len(self._gram))[np.append(0, 1 + at)]
-        states, noises = [known[0]], list[FloatArray]()
-        for place, row in enumerate(weights):
-            level, clean = table.states[place], known[1 + place]
-            noises.append((states[-1] - level.signal * clean) / level.noise)
+        known = unit[np.append(0, 1 + at)]
+        states, noises = [unit[0]], list[FloatArray]()
+        for place, (row, step) in enumerate(zip(weights, at, strict=True)):
             state = row[: 1 + count] @ known
             if len(row) > 1 + count:
+                true = unit[self.steps + step] if step else unit[0]
+                apart = (states[-1] - true) / table.states[place].noise
+                noises.append(unit[2 * self.steps + 1 + step] + apart)
                 state = state + row[1 + count : 2 + count + place] @ np.array(noises)
             states.append(state)
-        errors = np.array(states[1:]) - np.eye(len(self._gram))[ends[0]]
+        errors = np.array(states[1:]) - unit[ends[0]]
         squares = np.einsum("kf,kf->k", errors @ self._gram, errors)
         return float(_norm(np.sqrt(np.maximum(squares, 0.0))[None] / levels**TYPICAL)[0])
 

@@ -17,6 +17,15 @@ from muninn.programs.spacing import State
 from muninn.programs.table import Table
 
 
+def keeps_raw_noise(sampler: Sampler) -> bool:
+    """Whether the raw noise of an evaluation enters a table besides the clipped clean sample.
+
+    With noise of its own a sampler's epsilon follows from the clipped x0 in a table, whether or not
+    the sampler keeps the raw one: that noise is propagated with x0 held.
+    """
+    return sampler.clip is not None and sampler.keep_epsilon and not sampler.stochastic
+
+
 class UnitVectors:
     """The unit vectors of a table under construction, and the rows that are finished."""
 
@@ -24,9 +33,7 @@ class UnitVectors:
         self.sampler, self.states = sampler, list(states)
         last = sampler.steps[-1]
         self.levels = [*self.states, State(0.0, last.next_signal, last.next_noise)]
-        # With noise of its own a sampler's epsilon follows from the clipped x0 in a table, whether
-        # or not the sampler keeps the raw one: that noise is propagated with x0 held.
-        self.raw = sampler.clip is not None and sampler.keep_epsilon and not sampler.stochastic
+        self.raw = keeps_raw_noise(sampler)
         self.units = np.eye(1 + 2 * len(self.states))
         self.rows: list[FloatArray] = []
         self.values: list[tuple[FloatArray, FloatArray]] = []
