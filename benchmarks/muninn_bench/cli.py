@@ -97,7 +97,7 @@ def compare(
 
 @app.command()
 def demo(
-    calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 400,
+    calls: Annotated[int, typer.Option(help="Fresh calls to certify on.")] = 1000,
     test_calls: Annotated[int, typer.Option(help="Held-out calls to plan.")] = 300,
     timed: Annotated[int, typer.Option(help="Single calls to time of every method.")] = 60,
     tolerance: Annotated[float, typer.Option(help="Largest deviation of a plan, metres.")] = 0.01,

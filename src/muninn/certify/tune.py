@@ -25,7 +25,7 @@ Objective = Literal["evaluations", "time"]
 SAFE = (4.0, 2.0, 1.5)
 """Evaluations of the first members over the fewest found: few tuning calls may mislead."""
 
-ABOVE, BELOW = 2, 1
+ABOVE, BELOW = 2, 3
 """Rungs of the ladder on either side of the fewest found that become members."""
 
 START = 8

@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text()
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((ROOT / "results/maze2d/demo.json").read_text())
+    found: dict[str, Any] = json.loads((ROOT / "results/discs/demo.json").read_text())
     return found
 
 
