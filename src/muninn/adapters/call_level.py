@@ -20,14 +20,16 @@ from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls
 from muninn.certify.published import Pair
+from muninn.certify.scores import Entry
 from muninn.certify.tune import frontier_family
 from muninn.engines.intercept import Interceptor, Read, first_two, require_not_compiled
 from muninn.errors import InputError
 from muninn.identity.watch import reaches
 from muninn.model.planner import Planner
 from muninn.programs.forecast import ORDERS, Forecast
+from muninn.programs.methods import Method
 from muninn.programs.plan import AnyProgram, Family, Program, Static
-from muninn.programs.spacing import State
+from muninn.programs.spacing import State, sampler_states
 from muninn.programs.table import nearest_steps
 from muninn.progress import bars
 from muninn.record import Record
@@ -116,6 +118,14 @@ class ForwardFrontier(Frontier):
         assert isinstance(chosen, functools.partial)
         anchors = nearest_steps(self.planner.sampler, states)
         return Program(Forecast(**chosen.keywords), Static(tuple(anchors)))
+
+    def _spacings(self, method: Method, count: int) -> dict[str, tuple[State, ...]]:
+        """Those that end with the sampler's last step, which a loop always evaluates."""
+        last, found = sampler_states(self._sampler)[-1], super()._spacings(method, count)
+        return {name: states for name, states in found.items() if states[-1] == last}
+
+    def _moved_published(self, count: int) -> Entry:
+        return self.published(count)[0]  # a move could leave the last step
 
 
 def tune_without_look_back(

@@ -164,9 +164,9 @@ class Frontier(Published):
         if count not in self._others:
             best = self.published(count)[0]
             method, spacing = self._pair_of[best.program]
-            states = self._spacings(self.methods[method], count)[spacing]
-            group, other = best.group, Pair(method, "moved")
             if not self.methods[method].twice:
+                states = self._spacings(self.methods[method], count)[spacing]
+                group, other = best.group, Pair(method, "moved")
                 best = self._moved(
                     best, states, lambda at: self.entry(self.built(other, at), group)
                 )

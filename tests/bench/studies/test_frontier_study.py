@@ -25,7 +25,7 @@ from muninn.progress import bars
 from muninn_bench.report.table import read_csv
 from toy_task import Toy
 
-SIZES = study.Sizes(tune=24, certify=120, test=40)
+SIZES = study.Sizes(tune=24, certify=400, test=40)  # of 120 only one may violate: a lottery
 NAMES = (study.OURS, "fewsteps", "heun")
 
 
@@ -51,7 +51,7 @@ def test_a_line_for_every_method_and_tolerance(folder: Path) -> None:
         (name, tolerance) for name in NAMES for tolerance in (0.1, 0.5)
     ]
     for line in lines:
-        assert (line["steps"], line["calls"], line["certify_calls"]) == (24, 40, 120)
+        assert (line["steps"], line["calls"], line["certify_calls"]) == (24, 40, 400)
         assert 0.0 <= line["violation_rate"] <= 1.0
         assert line["certified"] == (line["evaluations_mean"] < 24)
     spent = {(line["method"], line["tolerance"]): line["evaluations_mean"] for line in lines}
