@@ -39,7 +39,7 @@ KEEP_FITTED, RUN_FITTED = 2, 2
 """The last two where the best are fitted besides, which nearly always wins."""
 
 MOST_PLACED = 24
-"""Evaluations up to which anchors are placed by price: beyond, spacings do as well."""
+"""Evaluations up to which anchors are placed by price: with many, pricing takes long."""
 
 
 class Pair(NamedTuple):
@@ -128,12 +128,18 @@ class Published(Scores):
         found = self._placing.best(count)
         return {name: tuple(own[step] for step in at) for name, at in found.items()}
 
-    def _spacings(self, method: Method, count: int) -> dict[str, tuple[State, ...]]:
-        """The states of every spacing for a method with so many evaluations."""
+    def _nodes(self, method: Method, count: int) -> tuple[list[State], int]:
+        """The states that a method may visit, and how many of them; 0 if it has no such program."""
         own = sampler_states(self._sampler)
         states = own if method.on_grid else trained_states(self._sampler)
         nodes = (count + 1) // 2 if method.twice else count
-        if nodes < 2 or nodes > len(states) or (method.twice and count % 2 == 0):
+        offered = 2 <= nodes <= len(states) and not (method.twice and count % 2 == 0)
+        return states, nodes if offered else 0
+
+    def _spacings(self, method: Method, count: int) -> dict[str, tuple[State, ...]]:
+        """The states of every spacing for a method with so many evaluations."""
+        own, states, nodes = sampler_states(self._sampler), *self._nodes(method, count)
+        if not nodes:
             return {}
         found = {name: tuple(states[p] for p in at) for name, at in spacings(states, nodes).items()}
         for name, paths in self._paths.items():
@@ -143,7 +149,7 @@ class Published(Scores):
 
     def offers(self, count: int) -> bool:
         """Whether any method has a program with so many evaluations."""
-        return any(self._spacings(method, count) for method in self.methods.values())
+        return any(self._nodes(method, count)[1] for method in self.methods.values())
 
     def built(self, pair: Pair, states: tuple[State, ...]) -> AnyProgram:
         """A method at some states: its table."""
