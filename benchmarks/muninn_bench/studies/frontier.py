@@ -221,7 +221,7 @@ def run_frontier(
                 if (name, tolerance) in done:
                     continue
                 frontier.limit = tolerance
-                family = frontier_family(frontier, gates=name == OURS)
+                family = frontier_family(frontier, adaptive=name == OURS)
                 line = _line(certify, test, family, tolerance, allowed, bar)
                 about = {"task": task.name, "variant": variant, "sampler": planner.sampler.name,
                          "steps": len(planner.sampler), "tolerance": tolerance,

@@ -148,4 +148,4 @@ def tune_without_look_back(
     with bars(progress) as task:
         advance = task("tune: programs tried", None)
         frontier = ForwardFrontier(paired, tolerance, share, advance=advance, groups=names)
-        return frontier_family(frontier, gates=False)
+        return frontier_family(frontier, adaptive=False)

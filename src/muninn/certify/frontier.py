@@ -105,7 +105,7 @@ class Frontier(Published):
             self._journal.put(key, stored)
         self._advance(1)
         table = Table.from_json(stored[0])
-        return self._entry(table, "fitted", np.array(stored[1]), len(table.states))
+        return self.scored(table, "fitted", np.array(stored[1]), len(table.states))
 
     def fitted(self, count: int, move: bool = True) -> Entry | None:
         """The best fitted table: from good bases, its anchors moved while that helps."""
@@ -181,6 +181,12 @@ class Frontier(Published):
             if own is not None:
                 return own
         return self.best(count, move=False)
+
+    def known(self, count: int) -> Entry:
+        """The best table that was found so far with so many evaluations, or a quick one."""
+        if count not in self._published:
+            return self.quick(count)
+        return self.best(count, count in self._others)
 
     def best(self, count: int, move: bool = True) -> Entry:
         """The best table with so many evaluations.

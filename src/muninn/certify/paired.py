@@ -21,6 +21,7 @@ from muninn.errors import DenoiserError, InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.plan import AnyProgram
+from muninn.record import Record
 
 DRAWN = 16
 """Batches whose noise is kept: that of a stochastic sampler takes longer to draw than to use."""
@@ -179,14 +180,25 @@ class PairedCalls:
         """Drop what was set up for a program that will not run again."""
         self._runtimes.pop(program, None)
 
+    def run(self, program: AnyProgram, calls: list[int]) -> tuple[Tensor, Record]:
+        """Run a program on some calls."""
+        return self._runtimes[program](self.contexts(calls), noise=self.noise(calls))
+
     def measure(self, program: AnyProgram, calls: list[int]) -> Measured:
         """Run a program on some calls, paired with Full."""
-        full, runtime = self.full(calls), self._runtimes[program]
-        cached, record = runtime(self.contexts(calls), noise=self.noise(calls))
+        full = self.full(calls)
+        cached, record = self.run(program, calls)
         deviation = measure(self.metric, full, cached.to(full.dtype))
         return Measured(deviation, record.estimate, record.evaluations)
 
     def measure_in_batches(self, program: AnyProgram, calls: list[int]) -> Measured:
         """Run a program on some calls, as many together as ``batch`` says."""
-        parts = [calls[at : at + self.batch] for at in range(0, len(calls), self.batch)]
-        return Measured.join([self.measure(program, part) for part in parts])
+        return Measured.join([self.measure(program, part) for part in self._parts(calls)])
+
+    def charged_in_batches(self, program: AnyProgram) -> FloatArray:
+        """The error estimate of a program by step, (calls, steps), on all calls."""
+        parts = self._parts(list(range(self.count)))
+        return np.concatenate([self.run(program, part)[1].charged for part in parts])
+
+    def _parts(self, calls: list[int]) -> list[list[int]]:
+        return [calls[at : at + self.batch] for at in range(0, len(calls), self.batch)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from muninn.certify.metrics import Tolerance
 from muninn.certify.paired import PairedCalls
 from muninn.model.schedule import FloatArray
 from muninn.programs.plan import AnyProgram
+from muninn.programs.second_look import judged_steps
+from muninn.programs.table import Table
 from muninn.progress import Advance, silent
 
 FITTED_SHARE = 0.6
@@ -35,7 +38,7 @@ class Entry:
     group: str  # of its method
     excess: float  # deviation over tolerance that all but the allowed share stay below
     score: float  # by which programs of one cost are ranked
-    beyond: int  # tuning calls beyond the tolerance, of all
+    beyond: float  # tuning calls beyond the tolerance, as :attr:`Scores.counted` counts them
     kept: bool  # whether the tolerance is kept, as far as so few calls can tell
 
 
@@ -80,6 +83,15 @@ class Scores:
             slice(self._fit, None) if self.fits and self._fit < self.paired.count else slice(None)
         )
 
+    @cached_property
+    def counted(self) -> FloatArray:
+        """What a tuning call counts, 1 in the mean: those that nothing is fitted on for half of
+        all, since tables come closer on the others."""
+        counted = np.full(self.paired.count, 0.5)
+        judging = len(counted[self.judges])
+        counted[self.judges] += 0.5 * len(counted) / judging
+        return counted
+
     def excess(self, program: AnyProgram, calls: int | None = None) -> FloatArray:
         """Deviation over tolerance of a program on the first calls, then its mean evaluations."""
         return np.array(self._tried(program, calls)[:-1])
@@ -91,8 +103,7 @@ class Scores:
     def _tried(self, program: AnyProgram, calls: int | None) -> list[float]:
         """Excess of the first calls, then their evaluations: in the mean, and the most."""
         count = min(calls or self.paired.count, self.paired.count)
-        described = json.dumps(program.to_json(), sort_keys=True)
-        key = f"tune/{hashlib.sha256(described.encode()).hexdigest()[:24]}/{count}"
+        key = f"tune/{_digest(program)}/{count}"
         stored = self._journal.get(key)
         if stored is None:
             measured = self.paired.measure_in_batches(program, list(range(count)))
@@ -108,34 +119,53 @@ class Scores:
     def entry(self, program: AnyProgram, group: str) -> Entry:
         """A program on all tuning calls."""
         *excess, evaluations = self.excess(program)
-        return self._entry(program, group, np.array(excess), float(evaluations))
+        return self.scored(program, group, np.array(excess), float(evaluations))
 
-    def _entry(
+    def scored(
         self, program: AnyProgram, group: str, excess: FloatArray, evaluations: float
     ) -> Entry:
+        """A program whose excess on all tuning calls is known."""
         self._known[program] = excess
         judged = excess[self.judges]
-        # Who changes route is seen on every call; how close the others come, where nothing was
-        # fitted.
         kept = (
-            self.keeps(excess)
+            self.keeps(excess, self.counted)
             and self._quantile(judged, 1.0 - LEVELS[-1] * self.share) <= self.limit
         )
         level, score = self._quantile(judged), self.score(judged)
-        beyond = int(np.count_nonzero(excess > self.limit))
+        beyond = float(self.counted @ (excess > self.limit))
         return Entry(program, evaluations, group, level, score, beyond, kept)
 
     def judged(self, entry: Entry) -> Entry:
         """An entry that was found under another limit, under this one."""
-        excess = self._known[entry.program]
-        return self._entry(entry.program, entry.group, excess, entry.evaluations)
+        return self.scored(entry.program, entry.group, self.excess_of(entry), entry.evaluations)
 
-    def keeps(self, excess: FloatArray) -> bool:
+    def excess_of(self, entry: Entry) -> FloatArray:
+        """Deviation over tolerance of an entry on all tuning calls."""
+        return self._known[entry.program]
+
+    def differences(self, entry: Entry) -> FloatArray:
+        """Error estimates of the gaps of an entry that is a table, on all calls, (calls, gaps).
+
+        1 for calls in which it failed: full compute makes no estimate.
+        """
+        program = entry.program
+        assert isinstance(program, Table)
+        key = f"gaps/{_digest(program)}"
+        stored = self._journal.get(key)
+        if stored is None:
+            charged = self.paired.charged_in_batches(program)
+            self.paired.forget(program)
+            known = charged[:, judged_steps(self._sampler, program)]
+            stored = np.nan_to_num(known, nan=1.0).tolist()
+            self._journal.put(key, stored)
+        return np.array(stored)
+
+    def keeps(self, excess: FloatArray, counted: FloatArray | None = None) -> bool:
         """Whether all but the allowed share of calls keep the tolerance, judged by some of them.
 
         Half a violation is added: a few calls without one do not show that there are none.
         """
-        beyond = np.count_nonzero(excess > self.limit)
+        beyond = np.sum(excess > self.limit) if counted is None else counted @ (excess > self.limit)
         return bool(beyond + 0.5 <= max(self.share * (len(excess) + 1.0), 0.5))
 
     def _quantile(self, excess: FloatArray, level: float | None = None) -> float:
@@ -147,3 +177,8 @@ class Scores:
         """Geometric mean of some quantiles."""
         levels = [self._quantile(excess, 1.0 - s * self.share) for s in LEVELS]
         return float(np.exp(np.mean(np.log(np.maximum(levels, 1e-12)))))
+
+
+def _digest(program: AnyProgram) -> str:
+    described = json.dumps(program.to_json(), sort_keys=True)
+    return hashlib.sha256(described.encode()).hexdigest()[:24]

@@ -14,6 +14,7 @@ from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls, median_seconds
 from muninn.certify.scores import Entry
+from muninn.certify.second_look import look_members
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
@@ -79,7 +80,7 @@ def tune_family(
     """The frontier around the fewest evaluations that keep the tolerance on the tuning calls.
 
     ``groups`` are the methods to choose from, as in :class:`muninn.certify.frontier.Frontier`, and
-    ``gate``; all by default.
+    ``adaptive`` for second looks and gates; all by default.
     """
     if objective not in ("evaluations", "time"):
         raise InputError(f"objective is 'evaluations' or 'time', got {objective!r}")
@@ -87,13 +88,16 @@ def tune_family(
         raise InputError(f"share must lie in [0, 1), got {share}")
     advance = task("tune: programs tried", None)
     frontier = Frontier(paired, tolerance, share, journal, advance, groups=groups)
-    return frontier_family(frontier, objective, groups is None or "gate" in groups)
+    return frontier_family(frontier, objective, groups is None or "adaptive" in groups)
 
 
 def frontier_family(
-    frontier: Frontier, objective: Objective = "evaluations", gates: bool = True
+    frontier: Frontier, objective: Objective = "evaluations", adaptive: bool = True
 ) -> Family:
-    """Members from conservative to aggressive, around the fewest evaluations that suffice."""
+    """Members from conservative to aggressive, around the fewest evaluations that suffice.
+
+    With ``adaptive`` also second looks and gates, which spend more on calls that need it.
+    """
     rungs = [rung for rung in ladder(frontier.steps) if frontier.offers(rung)]
     entries: list[Entry] = []
     fewest = frontier.steps
@@ -105,14 +109,24 @@ def frontier_family(
         for factor in SAFE:
             chosen.add(min(range(len(rungs)), key=lambda k: abs(rungs[k] - factor * fewest)))
         for place in sorted(place for place in chosen if 0 <= place < len(rungs)):
-            close = at - ABOVE <= place
-            entry = (
-                frontier.best(rungs[place], place >= at) if close else frontier.quick(rungs[place])
-            )
-            entries.append(entry)
+            if place < at - ABOVE:
+                entries.append(frontier.quick(rungs[place]))
+            else:
+                entries.append(frontier.best(rungs[place], at <= place <= at + 1))
         report = frontier.report(fewest)
-    if gates and (fewest >= GATES_FROM or not entries):
-        members = gate_members(frontier, gate_forecast(frontier, fewest), fewest - 0.25)
+    spent = float(fewest)
+    if adaptive and rungs:
+        looks = look_members(frontier, rungs, fewest)
+        # Tables about as safe as a second look might end the scan before it: between those that
+        # are far on the safe side and the fewest, second looks only.
+        far = SAFE[-1] * fewest
+        entries = [e for e in entries if not fewest < e.evaluations < far or not looks] + looks
+        cheapest = min((e for e in looks if e.kept), key=lambda e: e.evaluations, default=None)
+        if cheapest is not None and cheapest.evaluations < fewest:
+            spent = cheapest.evaluations
+            report |= {"winner": "second look", "evaluations": spent, "tables": fewest}
+    if adaptive and (fewest >= GATES_FROM or not entries):
+        members = gate_members(frontier, gate_forecast(frontier, fewest), spent - 0.25)
         if objective == "time":
             members = _worth_their_time(frontier, members, entries)
         if members:

@@ -7,13 +7,20 @@ from torch import Tensor
 from muninn.context import Context
 from muninn.engines.capture import capture
 from muninn.engines.compiled import CompiledDenoiser
-from muninn.engines.graphs import GraphRuntime, RoundGraphRuntime, TableGraphRuntime
+from muninn.engines.graphs import (
+    GraphRuntime,
+    RoundGraphRuntime,
+    SecondLookGraphRuntime,
+    TableGraphRuntime,
+)
 from muninn.engines.runtime import OnFailure, Runtime
+from muninn.engines.second_look import SecondLookRuntime
 from muninn.engines.tables import TableRuntime
 from muninn.errors import InputError
 from muninn.model.denoiser import Denoiser
 from muninn.model.planner import Planner
 from muninn.programs.plan import AnyProgram, Program
+from muninn.programs.second_look import SecondLook
 from muninn.programs.table import Table
 
 
@@ -28,6 +35,8 @@ def runtime_for(
     engine: type[Runtime]
     if isinstance(program, Table):
         engine = TableGraphRuntime if graphs else TableRuntime
+    elif isinstance(program, SecondLook):
+        engine = SecondLookGraphRuntime if graphs else SecondLookRuntime
     elif isinstance(program, Program):
         engine = Runtime if not graphs else GraphRuntime if program.fixed else RoundGraphRuntime
     else:

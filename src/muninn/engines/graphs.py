@@ -26,6 +26,7 @@ from muninn.engines.gap import stacked_draws
 from muninn.engines.rounds import RoundRuntime, Rows
 from muninn.engines.run_state import RunState, sent
 from muninn.engines.runtime import Runtime
+from muninn.engines.second_look import SecondLookRuntime
 from muninn.engines.shapes import Shapes
 from muninn.engines.tables import TableRuntime
 from muninn.errors import DenoiserError, InputError
@@ -169,6 +170,16 @@ class GraphRuntime(_InGraphs):
 
 class TableGraphRuntime(GraphRuntime, TableRuntime):
     """Runs a table as one CUDA graph per shape."""
+
+
+class SecondLookGraphRuntime(SecondLookRuntime):
+    """Runs a second look as two CUDA graphs; in a batch, the second for a few numbers of rows."""
+
+    _table = TableGraphRuntime
+
+    def _served(self, rows: list[int], count: int) -> list[int]:
+        size = next(size for size in _sizes(count) if size >= len(rows))
+        return rows + rows[-1:] * (size - len(rows))
 
 
 # -- adaptive plans ----------------------------------------------------------------------------

@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
-from analytic import levels
 from certify_cases import paired_calls, tuned
 from muninn.certify.frontier import Frontier
 from muninn.certify.gates import SMALL, SPREAD, gate_forecast, gate_members
 from muninn.certify.journal import Journal
-from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
 from muninn.model.planner import Planner
-from muninn.model.solvers import euler
 from muninn.programs.plan import Adaptive, AnyProgram, Family, Program
 from muninn.programs.table import Table
-
-
-@dataclass(frozen=True, eq=False)
-class Waving:
-    """A velocity that swings as fast as the context says, whatever the state."""
-
-    sampler: Any
-
-    def __call__(self, x: Tensor, timestep: Tensor, context: Tensor, /) -> Tensor:
-        _, noise = levels(self.sampler, timestep, x)
-        speed, phase = context.double().view(len(x), 2, 1, 1).unbind(1)
-        return (torch.sin(speed * noise + phase) * torch.ones_like(x)).to(x.dtype)
-
-
-RARE = {"tolerance": 0.05, "share": 0.03}
-
-
-def waving(count: int, hard: float) -> PairedCalls:
-    """Calls of which a share is hard."""
-    sampler, generator = euler(30), torch.Generator().manual_seed(0)
-    speed = 20.0 + 20.0 * torch.rand(count, generator=generator)
-    speed[torch.rand(count, generator=generator) > hard] = 0.0
-    phase = 6.3 * torch.rand(count, generator=generator)
-    planner = Planner(Waving(sampler), sampler, (4, 2))
-    return PairedCalls(planner, torch.stack([speed, phase], dim=1), count, rms_step, 1)
+from waving_cases import RARE, waving
 
 
 @pytest.fixture(scope="module")
-def rare() -> tuple[PairedCalls, Family, Journal]:
+def rare() -> Iterator[tuple[PairedCalls, Family, Journal]]:
+    """Without second looks, which win where only few calls are hard."""
     paired, journal = waving(48, 0.15), Journal()
-    return paired, tuned(paired, journal, **RARE), journal
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("muninn.certify.tune.look_members", lambda *_: [])
+        yield paired, tuned(paired, journal, **RARE), journal
 
 
 def test_gates_win_where_few_calls_are_hard(rare: tuple[PairedCalls, Family, Journal]) -> None:

@@ -71,6 +71,8 @@ class Programs:
                     settings["evaluations"] = len(described["anchors"])
                 else:
                     settings["threshold"] = described["threshold"]
+            else:
+                settings["program"] = str(program)
             yield self._member(f"{kind}-{tolerance:g}", order, settings, program)
 
     def variants(self) -> Iterator[Member]:
@@ -118,10 +120,10 @@ class Programs:
 
         def tune() -> dict[str, Any]:
             if kind == "frontier":
-                return frontier_family(self._frontier(tolerance), gates=True).to_json()
+                return frontier_family(self._frontier(tolerance), adaptive=True).to_json()
             frontier = self._frontier(tolerance, "forecast")  # without fitting
             if kind == "static":
-                return frontier_family(frontier, gates=False).to_json()
+                return frontier_family(frontier, adaptive=False).to_json()
             static = self._family("static", tolerance)
             fewest = static.programs[-1].most_evaluations(frontier.steps)
             found = gate_members(frontier, gate_forecast(frontier, fewest), frontier.steps)
