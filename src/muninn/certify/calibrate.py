@@ -70,7 +70,8 @@ def calibrate(
         unit: ``call`` (default) or ``episode`` (default for :class:`Episodes`).
         episode_of: episode number of each call, for ``unit="episode"`` with given contexts.
         family: a frozen family; by default one is tuned on a split of its own.
-        objective: what tuning minimises, ``evaluations`` or measured ``time``.
+        objective: what tuning minimises: ``evaluations`` in the mean, measured ``time``, or
+            evaluations of the ``worst`` call (the same for every call then, as deadlines like it).
         reference: planner whose full compute is the truth (say in higher precision) instead.
         seed: of splits and noise.
         batch_size: calls run together during calibration.

@@ -24,16 +24,18 @@ from muninn.programs.placing import Placing
 from muninn.programs.plan import AnyProgram
 from muninn.programs.spacing import State, sampler_states, spacings, trained_states
 
-FIRST_CALLS = 16
+FIRST_CALLS, MORE_CALLS = 16, 64
+"""Tuning calls that candidates are thinned on, twice."""
+
 KEPT_CALLS = 96
 """Calls whose predictions price segments and anchors."""
 
 SCOUTS = ("sample-1-back", "dpmsolver-2", "fewsteps")
 """Methods with which spacings are tried first, as far as a sampler has them."""
 
-KEEP_SPACINGS, KEEP, RUN = 4, 3, 16
-"""Spacings that all methods are tried with; candidates that are tried on all calls; of every group
-on the first calls."""
+KEEP_SPACINGS, KEEP, KEEP_FIRST, RUN = 4, 3, 10, 16
+"""Spacings that all methods are tried with; candidates that are tried on all calls, on more than
+the first, and of every group on the first."""
 
 KEEP_FITTED, RUN_FITTED = 2, 2
 """The last two where the best are fitted besides, which nearly always wins."""
@@ -167,10 +169,10 @@ class Published(Scores):
                 met[pair.method, states] = (price, pair)
         return list(met.values())
 
-    def _pair_score(self, pair: Pair, count: int) -> float:
-        """Score of a pair on the first calls."""
+    def _pair_score(self, pair: Pair, count: int, calls: int = FIRST_CALLS) -> float:
+        """Score of a pair on so many calls."""
         states = self._spacings(self.methods[pair.method], count)[pair.spacing]
-        return self.score(self.excess(self.built(pair, states), FIRST_CALLS)[:-1])
+        return self.score(self.excess(self.built(pair, states), calls)[:-1])
 
     def _halved(self, pairs: list[Pair], count: int) -> list[Pair]:
         """Pairs by their score on the first calls, best first: of every group the cheapest few, and
@@ -198,8 +200,16 @@ class Published(Scores):
             first = self._halved(wide, count)
             best = list(dict.fromkeys(pair.spacing for pair in first))[:KEEP_SPACINGS]
             pairs = [Pair(name, spacing) for spacing in best for name in self.methods]
-            self._pairs[count] = self._halved([*first, *pairs], count)
+            self._pairs[count] = self._halved_again(self._halved([*first, *pairs], count), count)
         return self._pairs[count]
+
+    def _halved_again(self, pairs: list[Pair], count: int) -> list[Pair]:
+        """The first of these, and the first of every group, by their score on more calls."""
+        groups: dict[str, Pair] = {}
+        for pair in pairs:
+            groups.setdefault(self.methods[pair.method].group, pair)
+        kept = dict.fromkeys([*pairs[:KEEP_FIRST], *groups.values()])
+        return sorted(kept, key=lambda pair: self._pair_score(pair, count, MORE_CALLS))
 
     def published(self, count: int) -> list[Entry]:
         """The best tables of published methods with so many evaluations, best first."""

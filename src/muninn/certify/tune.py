@@ -6,7 +6,7 @@ Nothing here needs to be sound, only good: the certificate is valid for whatever
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from muninn.certify.frontier import Frontier, ladder
 from muninn.certify.gates import gate_forecast, gate_members
@@ -21,7 +21,8 @@ from muninn.model.planner import Planner
 from muninn.programs.plan import Family, Program
 from muninn.progress import Task, bars
 
-Objective = Literal["evaluations", "time"]
+Objective = Literal["evaluations", "time", "worst"]
+"""What tuning minimises: evaluations of a call in the mean, its time, or those of the worst call."""
 
 SAFE = (4.0, 2.0, 1.5)
 """Evaluations of the first members over the fewest found: few tuning calls may mislead."""
@@ -56,7 +57,8 @@ def tune(
         calls: batched contexts, or a number of calls.
         tolerance, metric: as in :func:`muninn.calibrate`.
         share: of calls that may exceed the tolerance; slightly below the risk to be certified.
-        objective: ``evaluations`` or measured ``time``.
+        objective: ``evaluations`` in the mean, measured ``time``, or evaluations of the ``worst``
+            call, which leaves programs that take as many for every call.
         seed: of the noise.
         progress: show a progress bar.
     """
@@ -82,13 +84,15 @@ def tune_family(
     ``groups`` are the methods to choose from, as in :class:`muninn.certify.frontier.Frontier`, and
     ``adaptive`` for second looks and gates; all by default.
     """
-    if objective not in ("evaluations", "time"):
-        raise InputError(f"objective is 'evaluations' or 'time', got {objective!r}")
+    if objective not in get_args(Objective):
+        raise InputError(f"objective is 'evaluations', 'time' or 'worst', got {objective!r}")
     if not 0.0 <= share < 1.0:
         raise InputError(f"share must lie in [0, 1), got {share}")
     advance = task("tune: programs tried", None)
     frontier = Frontier(paired, tolerance, share, journal, advance, groups=groups)
-    return frontier_family(frontier, objective, groups is None or "adaptive" in groups)
+    return frontier_family(
+        frontier, objective, (groups is None or "adaptive" in groups) and objective != "worst"
+    )
 
 
 def frontier_family(

@@ -50,7 +50,7 @@ def test_a_bad_risk_or_confidence_is_refused(bad: float) -> None:
         ({"episode_of": [0] * 72}, "keep one random call of each episode"),
         ({"metric": "l2"}, "unknown metric 'l2'; choose from"),
         ({"metric": "executed:9"}, "8 steps, fewer than the prefix 9"),
-        ({"family": None, "calls": contexts(120), "objective": "speed"}, "'evaluations' or 'time'"),
+        ({"family": None, "calls": contexts(120), "objective": "speed"}, "'time' or 'worst'"),
     ],
 )
 def test_arguments_that_do_not_fit_name_what_would(changes: dict[str, Any], message: str) -> None:

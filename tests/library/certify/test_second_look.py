@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,9 +87,10 @@ def test_nothing_is_run_twice() -> None:
     assert [entry.program for entry in repeated] == [entry.program for entry in found]
 
 
-def test_few_groups_of_methods_have_no_second_look() -> None:
-    found = tuned(waving(48, **HARD), **RARE, groups={"fewsteps"})
-    assert not any(isinstance(program, SecondLook) for program in found.programs)
+@pytest.mark.parametrize("asked", [{"groups": {"fewsteps"}}, {"objective": "worst"}])
+def test_one_method_alone_and_the_worst_call_have_no_second_look(asked: dict[str, Any]) -> None:
+    found = tuned(waving(48, **HARD), **RARE, **asked)
+    assert all(program.fixed for program in found.programs)
 
 
 @pytest.fixture(scope="module")

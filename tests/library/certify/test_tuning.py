@@ -67,7 +67,7 @@ def test_the_report_says_who_won(family: Family) -> None:
     winner = family.search["winner"]
     at = [m for m in family.programs if m.most_evaluations(STEPS) == family.search["evaluations"]]
     assert isinstance(at[0], Table) and at[0].method.startswith("fitted") == (winner == "fitted")
-    assert {"fitted", "forecast"} <= family.search["excess"].keys()
+    assert "fitted" in family.search["excess"] and len(family.search["excess"]) > 1
     assert family.search["excess"][winner] <= 1.0
 
 
@@ -116,7 +116,7 @@ def test_an_interrupted_tuning_ends_with_the_same_family_and_runs_nothing_twice(
     spent, stopping.evaluations = stopping.evaluations, 0
     assert uninterrupted == family and uninterrupted.search == family.search
     path, interruptions = tmp_path / "tune.jsonl", 0
-    for budget in (150, 400, 277, 0):
+    for budget in (spent // 6, spent // 3, spent // 4, 0):
         stopping.left = budget
         try:
             found = tuned(paired_calls(denoiser=stopping), Journal(path, {}))
@@ -140,7 +140,7 @@ def test_a_family_survives_json(family: Family) -> None:
 def test_gates_are_not_tried_where_few_evaluations_leave_nothing_to_judge_by(
     family: Family,
 ) -> None:
-    assert all(isinstance(program, Table) for program in family.programs[1:])
+    assert not any(isinstance(program, Program) for program in family.programs[1:])
 
 
 # -- the verb ----------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_verbs_are_what_their_modules_define_even_after_all_modules_were_importe
 
 
 def test_bad_arguments_name_what_is_allowed() -> None:
-    with pytest.raises(InputError, match="'evaluations' or 'time', got 'speed'"):
+    with pytest.raises(InputError, match="'time' or 'worst', got 'speed'"):
         tuned(objective="speed")
     for share in (-0.1, 1.0, float("nan")):
         with pytest.raises(InputError, match=r"share must lie in \[0, 1\)"):
