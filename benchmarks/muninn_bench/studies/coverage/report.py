@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from muninn.certify.certificate import library_versions
-from muninn.files import write_whole
 from muninn_bench.measure.verdicts import Criterion, share_limit, verdicts
+from muninn_bench.report.study_page import write_page
 from muninn_bench.report.style import outside_legend, save, subplots
 from muninn_bench.report.table import markdown, write_csv
 from muninn_bench.studies.coverage import statistics
@@ -87,7 +87,7 @@ def write_report(
         "trial_error": math.sqrt(TRIAL_RISK * (1.0 - TRIAL_RISK) / options.fresh),
         "frontiers": markdown(_FRONTIER, [_frontier(*one) for one in frontiers.items()]),
     }
-    write_whole(out / "README.md", "\n\n".join(_PAGE).format(**places) + "\n")
+    write_page(out, Path(__file__).with_name("page.md"), places)
     return criteria
 
 
@@ -202,59 +202,3 @@ def _confident(axis: Any, cells: list[Row], limit: float) -> None:
 _MARGINAL = "{marginal_mean:.4f} ± {marginal_error:.4f} ({exact_mean:.4f}, {exact_expected:.4f})"
 _CONFIDENT = "{exceeds_true:.3f} / {exceeds_measured:.3f}"
 _FRONTIER = ["setting", "tolerance", "over alpha", "risk", "evaluations", "stopped", "certified"]
-_PAGE = (
-    "# Coverage of the certificate",
-    "Made by `{command}` (seed {seed}; torch {torch}, Python {python}). The planners are Gaussian "
-    "mixtures with their exact posterior mean (`muninn_bench.studies.coverage.mixture`): 8 x 2 "
-    "trajectories, 20 steps, a frozen family of nine members. {repetitions} independent "
-    "repetitions per setting; each calibrates on n fresh units and measures the certified member "
-    "on {fresh:,} further ones. Sizes and risks of one repetition share their draws; repetitions "
-    "share nothing. A second part tunes a family in every trial: see Frontiers.",
-    "![coverage](coverage.png)",
-    "![frontiers](frontiers.png)",
-    "{verdicts}",
-    "## Frontiers: tuned, fitted and certified again in every trial",
-    "{tuned} independent trials per setting. Each draws a planner (routes, widths and weights of "
-    "the mixture; {steps} steps), {units} calls ({parts}), and calls `muninn.calibrate` without a "
-    "family, at alpha = {risk:g} and confidence {confidence:g}: the search for methods, anchors, "
-    "fitted tables and gates runs on the trial's own tuning calls, the scan on its certify calls. "
-    "`muninn.cache` then plans {fresh:,} fresh calls, paired with full compute. `one` is one broad "
-    "route (three components within a width or two of each other), `two` are two narrow routes, "
-    "many widths apart, so that a wrong forecast may take the other one; `ddim` is deterministic, "
-    "`ddpm` draws noise at every step. Nothing of the search is shortened. A trial counts as over "
-    "alpha by the share of its fresh calls beyond the tolerance, whose standard error at alpha is "
-    "{trial_error:.4f}. Mean (largest) realised risk and evaluations say how much the promise "
-    "leaves unused. *Stopped*: trials in which a member of the family was rejected; in the others "
-    "the certificate had nothing to prevent. Last, how often a method's program was certified.",
-    "{frontiers}",
-    "## Marginal certificate",
-    "Mean realised risk ± its standard error (standard deviation over repetitions by the root of "
-    "their number: it holds the noise of the calibration draw and that of the fresh units). In "
-    "brackets the mean with random tie-breaking and the value it must have, order / (n + 1). The "
-    "certificate stays below alpha for two reasons: few members mean many ties, and a call that "
-    "leaves the tolerance at one member and is back at the next counts as a violation. With random "
-    "tie-breaking, and counting such calls, nothing is given away.",
-    "{marginal}",
-    "## Confident certificate (confidence {confidence:g})",
-    "Share of repetitions whose risk exceeds alpha: by the true risk of the certified member / as "
-    "measured on the repetition's own fresh units. The promise is about the first, and the second "
-    "is what a user could measure. It is the first plus sampling noise: a member just below alpha "
-    "is measured above it in almost half of its repetitions, and one just above is measured below, "
-    "so that the second share can lie on either side of the first. Both are held against the same "
-    "limit. Each member is tested by its own count: nothing is promised of those before it. "
-    "True risks are pooled over all fresh units of all repetitions ({pooled:,} per setting; "
-    "standard error {error:.1g} at a risk of 0.1).",
-    "{confident}",
-    "## True risk of the members",
-    "In brackets their evaluations. Tolerances were set beforehand, on other draws, so that the "
-    "curves cross every alpha, with members close above several of them. The last DDPM member was "
-    "replaced after a first full run, which also passed, because its own risk ended at 0.17.",
-    "{curves}",
-    "## Frozen families through the public verbs",
-    "`muninn.calibrate` and `muninn.cache` at alpha = 0.1 with 118 units, of which 100 certify "
-    "({counts} trials). The static ones are computed twice, call by call and in bulk, and must "
-    "agree on every count. The per-call bound is checked here too.",
-    "## Files",
-    "`summary.csv` the cells above; `raw.csv` every repetition, size and risk (empty: refused); "
-    "`trials.csv` every trial through the public verbs, those of frontiers too.",
-)

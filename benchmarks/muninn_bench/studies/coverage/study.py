@@ -176,7 +176,9 @@ def run_trial(trial: Setting, fresh: int, seed: int, place: int, index: int) -> 
         progress=False,
     )
     in_bulk = not (trial.tuned or trial.adaptive)
-    method = getattr(certificate.program, "method", "forecast" if in_bulk else certificate.program.kind)
+    method = getattr(
+        certificate.program, "method", "forecast" if in_bulk else certificate.program.kind
+    )
     return {
         "member": certificate.member,
         "method": method.split(",")[0] if certificate.member else "full",
