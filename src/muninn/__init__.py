@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from muninn.certify.calibrate import calibrate as calibrate
     from muninn.certify.certificate import Certificate as Certificate
     from muninn.certify.evaluate import evaluate as evaluate
+    from muninn.certify.outcomes import Outcomes as Outcomes
     from muninn.certify.survey import survey as survey
     from muninn.certify.tune import tune as tune
     from muninn.certify.units import Episodes as Episodes
@@ -37,6 +38,7 @@ _HOMES = {
     "certify.calibrate": ("calibrate",),
     "certify.certificate": ("Certificate",),
     "certify.evaluate": ("evaluate",),
+    "certify.outcomes": ("Outcomes",),
     "certify.survey": ("survey",),
     "certify.tune": ("tune",),
     "certify.units": ("Episodes",),

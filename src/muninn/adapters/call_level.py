@@ -51,8 +51,8 @@ class CertifiedInterceptor(Interceptor):
         record, certificate = super().last, self.certificate
         if record is None or certificate is None or record.fallbacks:
             return record
-        bound, rank = certificate.bound(record.estimate), certificate.rank(record.estimate)
-        return replace(record, bound=bound, rank=rank)
+        bound = None if certificate.bound is None else certificate.bound(record.estimate)
+        return replace(record, bound=bound, rank=certificate.rank(record.estimate))
 
     def _refusal(self) -> str | None:
         reason = self._cached.reason

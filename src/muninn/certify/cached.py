@@ -232,10 +232,13 @@ class CachedPlanner:
         if reason is not None:
             self.refuse(reason)
             return self._in_full(context, noise, reason)
+        rank = certificate.rank(record.estimate)
+        if certificate.bound is None:
+            return trajectory, replace(record, rank=rank)
         bound = certificate.bound(record.estimate)
         if certificate.reference is None:  # a fall-back is the full plan itself
             bound[[reason is not None for reason in record.fallback]] = 0.0
-        return trajectory, replace(record, bound=bound, rank=certificate.rank(record.estimate))
+        return trajectory, replace(record, bound=bound, rank=rank)
 
     def refuse(self, reason: str) -> None:
         """Raise CertificateError where ``on_mismatch`` is ``error``; log the reason otherwise."""

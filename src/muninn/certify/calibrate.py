@@ -16,14 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from muninn.certify.calibrate_outcomes import calibrate_outcomes
 from muninn.certify.certificate import Certificate, library_versions
-from muninn.certify.examine import CALLS, Examined, examine, require_eval
+from muninn.certify.examine import require_eval
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
+from muninn.certify.outcomes import Outcomes
+from muninn.certify.resumed import examined_before
 from muninn.certify.risk import require_risk, require_units, units_needed
-from muninn.certify.scan import Measuring, Scan, other_answers
+from muninn.certify.scan import Measuring, Scan
 from muninn.certify.tune import Objective, tune_family
-from muninn.certify.units import Episodes, UnitName, Units, units_of
+from muninn.certify.units import Episodes, UnitName, units_of
 from muninn.context import Context
 from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
@@ -36,9 +39,9 @@ from muninn.progress import bars
 
 def calibrate(
     planner: Planner,
-    calls: Context | Episodes | int,
+    calls: Context | Episodes | Outcomes | int,
     *,
-    tolerance: Tolerance,
+    tolerance: Tolerance | None = None,
     risk: float = 0.05,
     confidence: float | None = 0.95,
     metric: str | Metric = "rms_step",
@@ -61,12 +64,15 @@ def calibrate(
     Args:
         planner: what will be deployed.
         calls: contexts like those to come, one row per call, or an iterator of such; or
-            :class:`Episodes`, for the closed loop; or a number of calls without context.
-        tolerance: largest acceptable deviation, a number or ``tolerance(context) -> (batch,)``.
+            :class:`Episodes`, for the closed loop; or :class:`Outcomes`, to promise what episodes
+            come to instead of a deviation; or a number of calls without context.
+        tolerance: largest acceptable deviation, a number or ``tolerance(context) -> (batch,)``;
+            needed but for metrics that have their own, as :func:`muninn.certify.metrics.harm`.
         risk: share of units that may exceed it.
         confidence: probability, over calibration draws, that the risk is kept. None gives the
             marginal certificate: the risk is kept on average over calibration draws.
-        metric: ``rms_step``, ``max_step``, ``executed:N`` or ``(full, cached) -> (batch,)``.
+        metric: ``rms_step``, ``max_step``, ``executed:N``, ``(full, fast) -> (batch,)`` or
+            ``(full, fast, context) -> (batch,)``.
         unit: ``call`` (default) or ``episode`` (default for :class:`Episodes`).
         episode_of: episode number of each call, for ``unit="episode"`` with given contexts.
         family: a frozen family; by default one is tuned on a split of its own.
@@ -93,18 +99,25 @@ def calibrate(
     confidence = None if confidence is None else number("confidence", confidence)
     seed, batch_size = whole("seed", seed), whole("batch_size", batch_size, at_least=1)
     require_risk(risk, confidence)
-    if not callable(tolerance):
-        tolerance = require_tolerance(number("tolerance", tolerance))
     for name, given, kind in (("family", family, Family), ("reference", reference, Planner)):
         if given is not None and not isinstance(given, kind):
             raise InputError(f"{name} is a {kind.__name__} or None, got {type(given).__name__}")
     if len(planner.sampler) < 2:
         raise InputError("a sampler with one step has nothing to cache; use the planner as it is")
+    require_eval(planner)
+    if isinstance(calls, Outcomes):
+        _require_default(tolerance=tolerance, unit=unit, episode_of=episode_of, reference=reference)
+        return calibrate_outcomes(
+            planner, calls, risk=risk, confidence=confidence, metric=metric, family=family,
+            seed=seed, resume=resume, workers=workers, progress=progress,
+        )  # fmt: skip
     name, deviation = resolve(metric)
+    tolerance = getattr(deviation, "tolerance", None) if tolerance is None else tolerance
+    if not callable(tolerance):
+        tolerance = require_tolerance(number("tolerance", tolerance))
     unit = unit or ("episode" if isinstance(calls, Episodes) else "call")
     if unit not in ("call", "episode"):
         raise InputError(f"unit is 'call' or 'episode', got {unit!r}")
-    require_eval(planner)
     if reference is not None:
         require_eval(reference, "the reference")
     units = units_of(
@@ -138,10 +151,10 @@ def calibrate(
     journal = Journal(resume, identity)
     rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
     batch = 1 if isinstance(calls, Episodes) else batch_size
-    examined = _examined("planner", planner, units, batch, journal)
+    examined = examined_before("planner", planner, units, batch, journal)
     repeats, networks = examined.repeats, [(planner, examined.questions)]
     if reference is not None:
-        truth = _examined("reference", reference, units, batch, journal)
+        truth = examined_before("reference", reference, units, batch, journal)
         repeats &= truth.repeats
         networks.append((reference, truth.questions))
     with bars(progress) as task:
@@ -187,34 +200,11 @@ def calibrate(
     )
 
 
-def _examined(name: str, planner: Planner, units: Units, batch: int, journal: Journal) -> Examined:
-    """The examination of a planner; of one that is resumed, the answers it gave before.
-
-    Raises:
-        CalibrationError: the network of a resumed calibration is another one.
-    """
-
-    def code() -> str | None:
-        """Digest of a network that has no answers to be known by, where it must be known again."""
-        if examined.questions is not None or not journal.kept:
-            return None
-        return digest([planner.denoiser, planner.condition], "the planner's denoiser")
-
-    stored = journal.get(f"examined/{name}")
-    if stored is None:
-        context, noise = units.examples(CALLS)
-        examined = examine(planner, context, noise.to(planner.dtype), batch)
-        journal.put(f"examined/{name}", [examined.to_json(), units.form, code()])
-        return examined
-    examined, units.form = Examined.from_json(stored[0]), stored[1]
-    known = stored[2] == code()
-    other = other_answers(planner, examined.questions) if known else "its code or condition differs"
-    if other is not None:
-        raise CalibrationError(
-            f"the journal belongs to another calibration: the {name}'s network is another one, "
-            f"{other}. Delete the journal, or resume with the network it was started with"
-        )
-    return examined
+def _require_default(**given: object) -> None:
+    """Outcomes are promised without a tolerance: their margin is what may be lost."""
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"{name} does not go with Outcomes, which have a margin; leave it out")
 
 
 def _split_sizes(count: int, risk: float, tune: bool) -> dict[str, int]:

@@ -14,6 +14,7 @@ import torch
 
 from muninn.certify import certificate_file
 from muninn.certify.metrics import Metric, Tolerance, metric_name, resolve
+from muninn.certify.promise import promise_of
 from muninn.certify.questions import Questions
 from muninn.certify.unchecked import UNCHECKED
 from muninn.errors import CertificateError, InputError, MuninnError
@@ -74,7 +75,7 @@ class Certificate:
     seed: int  # of splits and noise
     realised: list[dict[str, Any]]  # figures of each scanned member on the certify split
     estimates: FloatArray  # accumulated ones of the certified member on that split, sorted
-    bound: Bound
+    bound: Bound | None  # None where an outcome is promised
     versions: dict[str, str]  # of libraries
     arithmetic: Arithmetic = None  # compared at every call: a file is loaded outside of autocast
     form: dict[str, Any] | None = None  # of the calibrated contexts; None in an older file
@@ -83,6 +84,8 @@ class Certificate:
     unasked: str | None = None  # why there are no questions
     # The last member that a call may choose by itself; None in an older file: any up to `member`.
     choosable: int | None = None
+    # Where an outcome is promised instead of a deviation: what, and what else was seen.
+    outcome: dict[str, Any] | None = None
     schema: int = certificate_file.SCHEMA  # 1 has neither questions nor form
 
     def choices(self) -> list[int]:
@@ -109,22 +112,7 @@ class Certificate:
 
     def promise(self) -> str:
         """The promise in one plain sentence."""
-        named = self.tolerance is None
-        size = f"{self.tolerance_name}(context)" if named else f"{self.tolerance:g}"
-        share = f"most {self.risk:.1%} of new"
-        if self.unit != "call":
-            who = f"At {share} episodes (worst call) deviate"
-        elif self.loop == "closed":
-            who = f"In at {share} episodes, a randomly chosen call deviates"
-        else:
-            who = f"At {share} calls deviate"
-        certainty = "averaged over calibrations"
-        if self.confidence is not None:
-            certainty = f"with confidence {self.confidence:.0%} over the calibration draw"
-        return (
-            f"{who} from full compute by more than {size} ({self.metric}), {certainty}, for "
-            f"contexts like those calibrated ({self.loop} loop)."
-        )
+        return promise_of(self)
 
     def terms(
         self, metric: str | Metric | None, tolerance: Tolerance | None
@@ -217,14 +205,14 @@ class Certificate:
         """Plain fields and arrays."""
         names = [name for name, since in _FIELDS.items() if self.schema >= since]
         data = {name: getattr(self, name) for name in names}
-        data |= {"family": self.family.to_json(), "bound_quantile": self.bound.quantile}
+        data["family"] = self.family.to_json()
+        data["bound_quantile"] = None if self.bound is None else self.bound.quantile
         if self.arithmetic is not None:  # so that older certificates stay what they were
             data["arithmetic"] = self.arithmetic
-        arrays = {
-            "estimates": self.estimates,
-            "bound_estimate": self.bound.estimate,
-            "bound_deviation": self.bound.deviation,
-        }
+        arrays = {"estimates": self.estimates}
+        if self.bound is not None:
+            arrays["bound_estimate"] = self.bound.estimate
+            arrays["bound_deviation"] = self.bound.deviation
         if self.questions is not None:
             data["questions"], asked = self.questions.to_file()
             arrays |= asked
@@ -245,11 +233,13 @@ class Certificate:
         data, arrays = certificate_file.read(path)
         asked = data.get("questions")
         try:
+            bound = None
+            if data["bound_quantile"] is not None:
+                knots = arrays["bound_estimate"], arrays["bound_deviation"]
+                bound = Bound(*knots, data["bound_quantile"])
             return cls(
                 family=Family.from_json(data["family"]),
-                bound=Bound(
-                    arrays["bound_estimate"], arrays["bound_deviation"], data["bound_quantile"]
-                ),
+                bound=bound,
                 estimates=arrays["estimates"],
                 arithmetic=data.get("arithmetic"),
                 questions=None if asked is None else Questions.from_file(asked, arrays),
@@ -264,7 +254,7 @@ _PLAIN = (
     "unit", "loop", "metric", "batch_size", "counts", "seed", "realised", "versions", "schema",
 )  # fmt: skip
 _FIELDS = {name: 1 for name in _PLAIN} | {name: 2 for name in ("form", "together", "unasked")}
-_FIELDS["choosable"] = 3
+_FIELDS |= {"choosable": 3, "outcome": 4}
 """Fields by the schema that they came with."""
 
 

@@ -22,8 +22,10 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
         "program": f"member {certificate.member} of the {certificate.family.name} family "
         f"(0 is full compute, {len(certificate.family) - 1} the most aggressive)",
         "runs": str(certificate.program),
-        "per-call bound": f"Dhat = max(m(A) + {certificate.bound.quantile:.4g}, 0), covers with "
-        f"probability {1 - certificate.risk:g} on average over calls",
+        "per-call bound": "none: an outcome is promised"
+        if certificate.bound is None
+        else f"Dhat = max(m(A) + {certificate.bound.quantile:.4g}, 0), covers with probability "
+        f"{1 - certificate.risk:g} on average over calls",
         "calibrated on": f"{counts['certify']} {certificate.unit}s to certify, {counts['bound']} "
         f"for the bound, {counts['tune']} to tune; seed {certificate.seed}, batch "
         f"{certificate.batch_size}",
@@ -40,13 +42,14 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
         facts.add_row(f"[bold]{name}[/]", value)
     console.print(facts)
     scan = Table(title="Scan of the family on the certify split")
-    for heading in ("member", "evaluations", "deviation p95", "violations", "accepted"):
+    what = "deviation p95" if certificate.outcome is None else "mean score"
+    for heading in ("member", "evaluations", what, "violations", "accepted"):
         scan.add_column(heading, justify="right")
     for row in certificate.realised:
         scan.add_row(
             str(row["member"]),
             f"{row['evaluations_mean']:.1f}",
-            f"{row['deviation_p95']:.4f}",
+            f"{row.get('deviation_p95', row.get('score_mean')):.4f}",
             f"{row['violations']} of {row['units']}",
             "yes" if row["accepted"] else "no (stopped)",
         )

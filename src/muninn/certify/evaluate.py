@@ -13,7 +13,9 @@ import torch
 from muninn.certify.cached import cache
 from muninn.certify.calibrate import whole
 from muninn.certify.certificate import Certificate, differences
+from muninn.certify.evaluate_outcomes import OutcomeEvaluation, evaluate_outcomes
 from muninn.certify.metrics import Metric, Tolerance
+from muninn.certify.outcomes import Outcomes
 from muninn.certify.paired import median_seconds
 from muninn.certify.risk import excess_p_value, units_needed, wilson
 from muninn.certify.sources import gather
@@ -23,6 +25,7 @@ from muninn.context import Context, tensors
 from muninn.engines.choose import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.model.planner import Planner
+from muninn.parallel import Map
 from muninn.progress import bars
 
 LEVEL = 0.05
@@ -73,24 +76,27 @@ class Evaluation:
 def evaluate(
     planner: Planner,
     certificate: Certificate | str | Path,
-    contexts: Context | Episodes | int,
+    contexts: Context | Episodes | Outcomes | int,
     *,
     metric: Metric | None = None,
     tolerance: Tolerance | None = None,
     reference: Planner | None = None,
     episode_of: Sequence[int] | None = None,
     seed: int | None = None,
+    workers: Map | None = None,
     progress: bool = True,
-) -> Evaluation:
+) -> Evaluation | OutcomeEvaluation:
     """Judge a certificate by fresh calls, full compute and its program paired on the same noise.
 
     Args:
         planner: what is deployed.
         certificate: its certificate, or the path of the file.
         contexts: like those to come, and unseen by calibration; as in :func:`muninn.calibrate`.
+            Where an outcome was promised: :class:`muninn.Outcomes` with as many episodes as wanted.
         metric, tolerance: where they are functions: a certificate keeps their names only.
         reference, episode_of: what calibration was given.
         seed: of the noise; by default one more than that of the calibration.
+        workers: a map of :mod:`muninn.parallel` that runs episodes of outcomes.
         progress: show a progress bar.
 
     Raises:
@@ -104,6 +110,13 @@ def evaluate(
     made = fast.certificate
     assert made is not None  # a mismatch is an error
     seed = made.seed + 1 if seed is None else whole("seed", seed)
+    if isinstance(contexts, Outcomes) != (made.outcome is not None):
+        wanted = "an outcome: give muninn.Outcomes" if made.outcome else "a deviation: give calls"
+        raise InputError(f"this certificate promises {wanted}")
+    if isinstance(contexts, Outcomes):
+        if seed == made.seed:
+            raise InputError(f"seed {seed} is that of the calibration; take another")
+        return evaluate_outcomes(planner, made, contexts, seed, workers, progress)
     contexts = gather(contexts) if isinstance(contexts, Iterator) else contexts
     _require_fresh(made, contexts, seed)
     deviation, limit = made.terms(metric, tolerance)
@@ -131,7 +144,9 @@ def evaluate(
             advance(len(chunk))
     violations = sum(outcome.excess > 1.0 for outcome in outcomes)
     deviations = np.concatenate([outcome.deviation for outcome in outcomes])
-    covered = [np.all(each.deviation <= made.bound(np.array(each.estimate))) for each in outcomes]
+    bound = made.bound
+    assert bound is not None  # a deviation was promised
+    covered = [np.all(each.deviation <= bound(np.array(each.estimate))) for each in outcomes]
     marginal_units = made.counts["certify"] if made.confidence is None else None
     return Evaluation(
         promise=made.promise(),

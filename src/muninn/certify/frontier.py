@@ -99,7 +99,8 @@ class Frontier(Published):
             truth = self.chain.states[-1]
             bad = ~torch.isfinite(reached).flatten(1).all(dim=1)
             reached = torch.where(bad.view(-1, *[1] * (truth.ndim - 1)), truth.to(reached), reached)
-            deviation = measure(self.paired.metric, truth, reached.to(truth.dtype))
+            reached = reached.to(truth.dtype)
+            deviation = measure(self.paired.metric, truth, reached, self.paired.context)
             excess = np.where(bad.cpu().numpy(), FAILED, deviation / self._tolerance)
             stored = [table.to_json(), excess.tolist()]
             self._journal.put(key, stored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -15,7 +16,12 @@ from muninn.context import Context
 from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
 
-Metric = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[..., Tensor]
+"""``metric(full, fast) -> (batch,)``, or ``metric(full, fast, context)``: at least 0."""
+
+Judge = Callable[[Tensor, Context], Tensor]
+"""``judge(plan, context) -> (batch,)``: whether plans pass a check, or how good they are."""
+
 Tolerance = float | Callable[[Context], Tensor]
 
 
@@ -58,10 +64,70 @@ def _first(steps: int, plans: Tensor) -> Tensor:
     return plans[:, :steps]
 
 
+def harm(check: Judge) -> Metric:
+    """1 where the full plan passes ``check(plan, context)`` and the fast one does not, else 0.
+
+    Free of collisions, within joint limits, reaches the goal: harm is what the fast plan breaks,
+    not what full compute breaks as well. Its tolerance is 0.5.
+
+    >>> lifted = harm(lambda plan, context: plan[:, -1, 0] > 0.0)
+    >>> full, fast = (
+    ...     torch.tensor([[[1.0]], [[1.0]], [[-1.0]]]),
+    ...     torch.tensor([[[2.0]], [[-2.0]], [[-2.0]]]),
+    ... )
+    >>> lifted(full, fast, None)
+    tensor([0., 1., 0.])
+    """
+    return _loss(_harm, "harm", check, 0.5)
+
+
+def drop(score: Judge) -> Metric:
+    """How much ``score(plan, context)`` of the fast plan falls below that of the full one."""
+    return _loss(_drop, "drop", score, None)
+
+
+def _loss(loss: Callable[..., Tensor], name: str, judge: Judge, tolerance: float | None) -> Metric:
+    chosen = functools.partial(loss, judge)
+    chosen.__qualname__ = f"{name}:{metric_name(judge)}"  # type: ignore[attr-defined]
+    chosen.tolerance = tolerance  # type: ignore[attr-defined]
+    chosen.tuning = functools.partial(_and_distance, chosen)  # type: ignore[attr-defined]
+    return chosen
+
+
+def _harm(check: Judge, full: Tensor, cached: Tensor, context: Context) -> Tensor:
+    passed, still = (check(plan, context).to(torch.bool) for plan in (full, cached))
+    return (passed & ~still).to(full.dtype)
+
+
+def _drop(score: Judge, full: Tensor, cached: Tensor, context: Context) -> Tensor:
+    return (score(full, context) - score(cached, context)).clamp_min(0.0)
+
+
+def _and_distance(loss: Metric, full: Tensor, cached: Tensor, context: Context) -> Tensor:
+    """A loss for tuning: of programs that lose nothing the one with closer plans is the better."""
+    return loss(full, cached, context) + 1e-6 * torch.tanh(rms_step(full, cached))
+
+
+def takes_context(metric: Metric) -> bool:
+    """Whether a metric wants the context as a third argument."""
+    try:
+        asked = inspect.signature(metric).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return False
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in places and p.default is p.empty for p in asked) > 2
+
+
 def view_of(metric: Metric) -> Callable[[Tensor], Tensor] | None:
     """What a metric looks at, an affine function of plans: its attribute ``view``; None for all."""
     view = getattr(metric, "view", None)
     return view if callable(view) else None
+
+
+def tuning_metric(metric: Metric) -> Metric:
+    """The metric by which tuning tells programs apart: its attribute ``tuning``, or itself."""
+    found: Metric = getattr(metric, "tuning", metric)
+    return found
 
 
 METRICS: dict[str, Metric] = {"rms_step": rms_step, "max_step": max_step}
@@ -78,7 +144,8 @@ def resolve(metric: str | Metric) -> tuple[str, Metric]:
         return metric_name(metric), metric
     if not isinstance(metric, str):
         raise InputError(
-            f"metric is a name or a callable (full, cached) -> (batch,), got {metric!r:.60}"
+            "metric is a name or a callable (full, fast) -> (batch,), with the context as a third "
+            f"argument if it wants one; got {metric!r:.60}"
         )
     if metric in METRICS:
         return metric, METRICS[metric]
@@ -92,13 +159,14 @@ def resolve(metric: str | Metric) -> tuple[str, Metric]:
     )
 
 
-def measure(metric: Metric, full: Tensor, cached: Tensor) -> FloatArray:
-    """Deviations as float64 (batch,), checked.
+def measure(metric: Metric, full: Tensor, cached: Tensor, context: Context = None) -> FloatArray:
+    """Deviations as float64 (batch,), checked; the context is that of the plans.
 
     Raises:
         InputError: if the metric returns another shape, NaN, infinity or a negative value.
     """
-    value = _one_each("metric", metric(full, cached), len(full))
+    given = (full, cached, context) if takes_context(metric) else (full, cached)
+    value = _one_each("metric", metric(*given), len(full))
     bad = ~np.isfinite(value) | (value < 0.0)
     if bad.any():
         raise InputError(

@@ -188,7 +188,7 @@ class PairedCalls:
         """Run a program on some calls, paired with Full."""
         full = self.full(calls)
         cached, record = self.run(program, calls)
-        deviation = measure(self.metric, full, cached.to(full.dtype))
+        deviation = measure(self.metric, full, cached.to(full.dtype), self.contexts(calls))
         return Measured(deviation, record.estimate, record.evaluations)
 
     def measure_in_batches(self, program: AnyProgram, calls: list[int]) -> Measured:

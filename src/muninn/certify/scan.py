@@ -15,14 +15,14 @@ from muninn.certify.certificate import Bound
 from muninn.certify.journal import Journal
 from muninn.certify.questions import Questions
 from muninn.certify.risk import FULL_EXCEEDS, order_statistic, scan_members
-from muninn.certify.units import Outcome, Units
+from muninn.certify.units import Outcome
 from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn.parallel import Map
-from muninn.programs.plan import AnyProgram, Family
+from muninn.programs.plan import Family
 from muninn.progress import Task
 
 
@@ -35,13 +35,11 @@ def other_answers(planner: Planner, asked: Questions | None) -> str | None:
 class Measuring:
     """Measures chunks of units, here or in another process that computes the same."""
 
-    units: Units
+    units: Any  # of calls or episodes, which measure what they are told
     networks: Sequence[tuple[Planner, Questions | None]] = ()  # and what each is known by
     functions: Sequence[object] = ()  # what else computes: the metric and the tolerance
 
-    def __call__(
-        self, item: tuple[AnyProgram, Sequence[int]]
-    ) -> tuple[list[Outcome], dict[int, Tensor]]:
+    def __call__(self, item: tuple[Any, ...]) -> tuple[list[Any], dict[int, Tensor]]:
         """Outcomes of a program on a chunk, and the full trajectories that were computed for it."""
         before = set(self.units.known)
         outcomes = self.units.measure(*item)

@@ -103,7 +103,7 @@ class Scores:
     def _tried(self, program: AnyProgram, calls: int | None) -> list[float]:
         """Excess of the first calls, then their evaluations: in the mean, and the most."""
         count = min(calls or self.paired.count, self.paired.count)
-        key = f"tune/{_digest(program)}/{count}"
+        key = f"tune/{program_digest(program)}/{count}"
         stored = self._journal.get(key)
         if stored is None:
             measured = self.paired.measure_in_batches(program, list(range(count)))
@@ -150,7 +150,7 @@ class Scores:
         """
         program = entry.program
         assert isinstance(program, Table)
-        key = f"gaps/{_digest(program)}"
+        key = f"gaps/{program_digest(program)}"
         stored = self._journal.get(key)
         if stored is None:
             charged = self.paired.charged_in_batches(program)
@@ -179,6 +179,7 @@ class Scores:
         return float(np.exp(np.mean(np.log(np.maximum(levels, 1e-12)))))
 
 
-def _digest(program: AnyProgram) -> str:
+def program_digest(program: AnyProgram) -> str:
+    """Short hash of what a program is."""
     described = json.dumps(program.to_json(), sort_keys=True)
     return hashlib.sha256(described.encode()).hexdigest()[:24]

@@ -199,7 +199,7 @@ def _marks(frontier: Frontier) -> tuple[float, float | None, float]:
     few = list(range(min(FEW, paired.count)))
     alone = replace(paired, batch=1, known={})
     single = torch.cat([alone.full([call]) for call in few])
-    rounding = float(measure(paired.metric, paired.full(few), single).max())
+    rounding = float(measure(paired.metric, paired.full(few), single, paired.contexts(few)).max())
     sampler, fine = paired.planner.sampler, None
     for solver in ("dpmsolver-3", "adams-3"):
         if solver in frontier.methods:
@@ -208,7 +208,7 @@ def _marks(frontier: Frontier) -> tuple[float, float | None, float]:
             break
     calls = list(range(min(4 * FEW, paired.count)))
     other = replace(paired, seed=call_seed(paired.seed, 3), known={})
-    apart = measure(paired.metric, paired.full(calls), other.full(calls))
+    apart = measure(paired.metric, paired.full(calls), other.full(calls), paired.contexts(calls))
     return rounding, fine, float(np.median(apart))
 
 

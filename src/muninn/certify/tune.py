@@ -22,7 +22,7 @@ from muninn.programs.plan import Family, Program
 from muninn.progress import Task, bars
 
 Objective = Literal["evaluations", "time", "worst"]
-"""What tuning minimises: evaluations of a call in the mean, its time, or those of the worst call."""
+"""Tuning minimises evaluations of a call in the mean, its time, or those of the worst call."""
 
 SAFE = (4.0, 2.0, 1.5)
 """Evaluations of the first members over the fewest found: few tuning calls may mislead."""

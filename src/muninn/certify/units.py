@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muninn.certify.metrics import Metric, Tolerance, measure, tolerances
+from muninn.certify.metrics import Metric, Tolerance, measure, tolerances, tuning_metric
 from muninn.certify.paired import PairedCalls, Runtimes, call_seed, full_compute
 from muninn.certify.sources import gather
 from muninn.context import Context, batch_size, concatenate, form, require_rows, select
@@ -118,7 +118,11 @@ class OpenLoop:
         """The calls of the tuning units, with noise of their own."""
         calls = [call for unit in units for call in self._calls[unit]]
         seed, context = call_seed(self.paired.seed, 1), self.paired.contexts(calls)
-        return replace(self.paired, context=context, count=len(calls), seed=seed, known={})
+        metric = tuning_metric(self.paired.metric)
+        count = len(calls)
+        return replace(
+            self.paired, context=context, count=count, seed=seed, metric=metric, known={}
+        )
 
 
 @dataclass(eq=False)
@@ -165,7 +169,7 @@ class ClosedLoop:
             noise = self.planner.draw_noise(seeds=[seed])
             full = full_compute(self.reference, context, noise)
             trajectory, record = runtime(context, noise=noise)
-            deviation = measure(self.metric, full, trajectory.to(full.dtype))
+            deviation = measure(self.metric, full, trajectory.to(full.dtype), context)
             outcome.deviation.extend(deviation.tolist())
             outcome.tolerance.extend(tolerances(self.tolerance, context, 1).tolist())
             outcome.estimate.extend(record.estimate.tolist())
@@ -226,9 +230,8 @@ class ClosedLoop:
         for unit in units:
             self.episodes.drive(plan, call_seed(self.seed, unit))
         seed = call_seed(self.seed, 1)
-        return PairedCalls(
-            self.planner, concatenate(met), len(met), self.metric, seed, reference=self.reference
-        )
+        metric, context = tuning_metric(self.metric), concatenate(met)
+        return PairedCalls(self.planner, context, len(met), metric, seed, reference=self.reference)
 
 
 Units = OpenLoop | ClosedLoop

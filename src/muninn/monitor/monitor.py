@@ -71,6 +71,8 @@ def certificate_digest(certificate: Certificate) -> str:
         )
     }  # fmt: skip
     promised["family"] = certificate.family.to_json()
+    if certificate.outcome is not None:
+        promised["outcome"] = certificate.outcome
     state = hashlib.sha256(json.dumps(promised, sort_keys=True).encode())
     state.update(np.ascontiguousarray(certificate.estimates, dtype=np.float64).tobytes())
     return state.hexdigest()[:16]
@@ -78,6 +80,11 @@ def certificate_digest(certificate: Certificate) -> str:
 
 def evidence_against(certificate: Certificate, level: float) -> RiskEvidence:
     """Evidence against the risk of a certificate, none so far; a marginal one is refused."""
+    if certificate.outcome is not None:
+        raise InputError(
+            "an outcome was promised: what a call deviates by says nothing of it, and harm cannot "
+            "be seen without full compute. Report scores to muninn.monitor.outcomes.OutcomeMonitor"
+        )
     if certificate.confidence is None:
         raise InputError(
             "a marginal certificate keeps its risk on average over calibrations only, so almost "

@@ -62,7 +62,7 @@ def excess_of(
                 full = full_compute(reference, call.context, call.noise)
             except DenoiserError:
                 return None
-            deviation = measure(metric, full, call.trajectory.to(full.dtype))
+            deviation = measure(metric, full, call.trajectory.to(full.dtype), call.context)
             allowed = tolerances(tolerance, call.context, len(full))
         worst = max(worst, float((deviation / allowed).max()))
     return worst

@@ -32,7 +32,9 @@ def bound_of(certificate: Certificate) -> Callable[[FlownCall], float]:
     def bound(call: FlownCall) -> float:
         if call.estimate is None:
             return math.nan
-        return 0.0 if call.source == "full" else certificate.bound(np.array([call.estimate])).item()
+        if call.source == "full" or certificate.bound is None:
+            return 0.0
+        return certificate.bound(np.array([call.estimate])).item()
 
     return bound
 
