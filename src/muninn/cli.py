@@ -69,18 +69,19 @@ def calibrate(
     """Certify the cheapest program of a planner that keeps a promise."""
     for path in (out, save_family):
         _require_free(path)
-    if tolerance is None:
-        raise InputError(
-            "--tolerance is missing: the largest deviation that is acceptable, in units of the "
-            "metric; there is no default"
-        )
     from muninn.certify.calibrate import calibrate as certify
     from muninn.certify.describe import print_certificate
+    from muninn.certify.outcomes import Outcomes
     from muninn.certify.target import blamed, load, some
     from muninn.parallel import workers_of
     from muninn.programs.plan import Family
 
     planner, contexts, file = load(target)
+    if tolerance is None and not isinstance(contexts, Outcomes):
+        raise InputError(
+            "--tolerance is missing: the largest deviation that is acceptable, in units of the "
+            "metric; there is no default"
+        )
     frozen = None if family is None else _read(family, "family", Family.from_json)
     journal = out.with_name(out.name + ".journal")
     begun = journal.exists()
@@ -182,15 +183,22 @@ def report(
 
 def _page(run: dict[str, Any]) -> str:
     """An evaluation in Markdown."""
-    seconds, deviation = run["seconds"], run["deviation"]
-    rows = {
-        "denoiser evaluations per call": f"{run['evaluations']:.1f} of {run['steps']}",
-        "median time of a call": f"{1e3 * seconds['certified']:.2f} ms, full compute "
-        f"{1e3 * seconds['full']:.2f} ms ({seconds['full'] / seconds['certified']:.1f}x)",
-        "deviation": ", ".join(f"{name} {value:.4g}" for name, value in deviation.items()),
-        "within the per-call bound": f"{run['coverage']:.1%} ({1 - run['risk']:.1%} promised)",
-        "seed": run["seed"],
-    }
+    rows = {"denoiser evaluations per call": f"{run['evaluations']:.1f} of {run['steps']}"}
+    if "falls" in run:  # of an outcome
+        rows |= {
+            "mean score": f"{run['score']:.4g}, full compute {run['score_full']:.4g}",
+            "its own mean is promised to be": f"at least {run['score_at_least']:.4g}",
+            "episodes that fell, rose": f"{run['falls']}, {run['rises']} of {run['units']}",
+        }
+    else:
+        seconds, deviation = run["seconds"], run["deviation"]
+        rows |= {
+            "median time of a call": f"{1e3 * seconds['certified']:.2f} ms, full compute "
+            f"{1e3 * seconds['full']:.2f} ms ({seconds['full'] / seconds['certified']:.1f}x)",
+            "deviation": ", ".join(f"{name} {value:.4g}" for name, value in deviation.items()),
+            "within the per-call bound": f"{run['coverage']:.1%} ({1 - run['risk']:.1%} promised)",
+        }
+    rows["seed"] = run["seed"]
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     return f"# Is the promise kept?\n\n{run['sentence']}\n\n| | |\n|---|---|\n{table}"
 

@@ -142,6 +142,16 @@ def alone():
 
 def broken():
     return planner(), torch.randn(150, 3) @ torch.zeros(4)
+
+
+def near(plan, seed):
+    drawn = torch.randn(1, 3, generator=torch.Generator().manual_seed(seed))
+    return bool(plan(drawn)[0, -1].abs().max() < 2.0)
+
+
+def episodes():
+    import muninn
+    return planner(), muninn.Outcomes(near, 100, "mean", 0.1, together=20, tune=16)
 """
 
 Command = Callable[..., tuple[int, str]]
@@ -190,6 +200,26 @@ def test_a_users_policy_is_calibrated_evaluated_and_reported(muninn_command: Com
     assert Path("r.md").read_text().strip() == said.strip()
     code, said = muninn_command("evaluate", "my_policy.py:policy", "a.muninn")
     assert code == 2 and "these contexts were calibrated on" in said
+
+
+def test_an_outcome_is_promised_judged_and_reported_without_a_tolerance(
+    muninn_command: Command,
+) -> None:
+    code, said = muninn_command("calibrate", "my_policy.py:episodes", "o.muninn")
+    words = " ".join(said.split())
+    assert code == 0 and "The mean score of new episodes is at most 0.1 below" in words, said
+    assert "an outcome is promised" in words and "mean score" in words
+    made = muninn.Certificate.load("o.muninn")
+    assert made.outcome is not None and made.member > 0
+    code, said = muninn_command(
+        "evaluate", "my_policy.py:episodes", "o.muninn", "--calls", "60", "--out", "o.json"
+    )
+    assert code == 0 and "Kept: the mean score of 60 new episodes" in said
+    assert "its own mean is promised to be" in said
+    code, again = muninn_command("report", "o.json")
+    assert code == 0 and again == said
+    code, said = muninn_command("evaluate", "my_policy.py:policy", "o.muninn")
+    assert code == 2 and "promises an outcome" in said
 
 
 def test_a_broken_promise_ends_with_code_1(muninn_command: Command) -> None:

@@ -28,7 +28,7 @@ from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
 from muninn.parallel import Map
 from muninn.programs.plan import AnyProgram, Family, Program
-from muninn.progress import Task
+from muninn.progress import Task, silent
 
 PROMISED = 0.8
 """Of the allowed probability to err for the promise; the rest for the program's own mean score."""
@@ -63,13 +63,13 @@ class OutcomeScan:
     ) -> Iterator[list[Scored]]:
         """Chunks of the first episodes of a stream, from the journal as far as they are there."""
         chunk, key_of = self.units.chunk, program_digest(program)
-        advance = self.task(f"{stream}: {name}", count)
         chunks = [list(range(at, min(at + chunk, count))) for at in range(0, count, chunk)]
         keys = [f"{stream}/{key_of}/{own[0]}-{own[-1]}{'/again' * twice}" for own in chunks]
         stored = [self.journal.get(key) for key in keys]
         missing = [
             (program, stream, own) for own, s in zip(chunks, stored, strict=True) if s is None
         ]
+        advance = self.task(f"{stream}: {name}", count) if missing else silent
         fresh = self.workers.map(self.measuring, missing) if missing else iter(())
         for own, key, entries in zip(chunks, keys, stored, strict=True):
             if entries is None:

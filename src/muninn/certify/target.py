@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from muninn.certify.outcomes import Outcomes
 from muninn.certify.sources import gather
 from muninn.certify.units import Episodes
 from muninn.context import Context, require_rows, select
@@ -18,7 +19,7 @@ from muninn.errors import InputError, MuninnError
 from muninn.model.planner import Planner
 
 
-def load(target: str) -> tuple[Planner, Context | Episodes | int, Path]:
+def load(target: str) -> tuple[Planner, Context | Episodes | Outcomes | int, Path]:
     """What the function of a file returns, and the file; its folder is importable from then on.
 
     Raises:
@@ -54,7 +55,7 @@ def load(target: str) -> tuple[Planner, Context | Episodes | int, Path]:
         kinds = [type(part).__name__ for part in (made if isinstance(made, tuple) else [made])]
         raise InputError(
             f"{name}() returned {', '.join(kinds)}; it must return (planner, contexts): a "
-            "muninn.Planner, and tensors (calls, ...), muninn.Episodes or a number of calls"
+            "muninn.Planner, and tensors (calls, ...), muninn.Episodes, muninn.Outcomes or a number"
         )
     return *made, path
 
@@ -87,7 +88,7 @@ def some(contexts: Context, calls: int | None, *, last: bool = False) -> Context
     Raises:
         InputError: there are fewer, or it cannot be known how many there are.
     """
-    if isinstance(contexts, Episodes):
+    if isinstance(contexts, Episodes | Outcomes):
         return contexts if calls is None else replace(contexts, count=calls)
     if contexts is None or isinstance(contexts, Iterator):
         if calls is None:

@@ -262,9 +262,7 @@ def test_too_few_episodes_are_refused_before_any_runs() -> None:
     run.left = 0
     with pytest.raises(CalibrationError, match=r"20 episodes cannot support risk 0.1 .* at least"):
         certified(run=run, count=20)
-    with pytest.raises(
-        CalibrationError, match="it takes about 180 even if no outcome changes"
-    ):
+    with pytest.raises(CalibrationError, match="it takes about 180 even if no outcome changes"):
         certified(run=run, count=100, promise="mean", margin=0.02)
     assert run.ran == 0
 

@@ -73,6 +73,7 @@ def write_report(
         "torch": versions["torch"],
         "python": versions["python"],
         "verdicts": verdicts(criteria),
+        "pictures": "![coverage](coverage.png)\n\n![frontiers](frontiers.png)",
         "confidence": CONFIDENCE,
         "marginal": _grid(tables["summary"], "marginal", _MARGINAL),
         "confident": _grid(tables["summary"], "confident", _CONFIDENT),
