@@ -22,6 +22,7 @@ from muninn_bench.commands import (
     frontier,
     latency,
     monitor,
+    outcome_coverage,
     soak,
 )
 from muninn_bench.report.table import print_table
@@ -32,7 +33,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for _study in (fly, ablate, frontier, monitor, coverage, latency, checks, soak):
+for _study in (
+    fly, ablate, frontier, monitor, coverage, outcome_coverage, latency, checks, soak,
+):  # fmt: skip
     app.command()(_study)
 
 TaskOption = Annotated[str, typer.Option("--task", help="A task; `muninn-bench tasks` lists them.")]

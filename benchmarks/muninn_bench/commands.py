@@ -141,6 +141,22 @@ def coverage(
     tell(run_coverage(folder, options, command_line(), workers=workers))
 
 
+def outcome_coverage(
+    out: Results = Path("results/outcomes"),
+    smoke: Smoke = False,
+    seed: Seed = 0,
+    workers: Annotated[int, typer.Option(help="Processes.")] = 1,
+) -> None:
+    """Check promises about outcomes: hundreds of calibrations, with known losses."""
+    from muninn_bench.studies.coverage.outcomes import REPETITIONS, run_outcome_coverage
+
+    folder = Path("runs/outcome-coverage-smoke") if smoke else out
+    count = 4 if smoke else REPETITIONS
+    tell(
+        run_outcome_coverage(folder, command_line(), repetitions=count, seed=seed, workers=workers)
+    )
+
+
 def monitor(
     out: Results = Path("results/monitor"),
     smoke: Smoke = False,

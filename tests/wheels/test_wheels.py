@@ -136,6 +136,7 @@ SMOKE = [
     "muninn-bench few-steps --task maze2d --smoke",
     "muninn-bench report runs/demo",
     "muninn-bench coverage --smoke",
+    "muninn-bench outcome-coverage --smoke",
     "muninn-bench checks --smoke",
     "muninn-bench soak --smoke",
     "muninn-bench data --task discs --count 40",
