@@ -40,6 +40,7 @@ class Entry:
     score: float  # by which programs of one cost are ranked
     beyond: float  # tuning calls beyond the tolerance, as :attr:`Scores.counted` counts them
     kept: bool  # whether the tolerance is kept, as far as so few calls can tell
+    cautious: bool = False  # does more than tuning calls ask for, which they cannot reward
 
 
 class Scores:

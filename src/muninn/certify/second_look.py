@@ -1,4 +1,4 @@
-"""Second looks as candidates of a frontier: which two tables, and which calls are in doubt.
+"""Second looks as candidates of a frontier: which two programs, and which calls are in doubt.
 
 All is read off what tables did on tuning calls: no program runs for it.
 """
@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from muninn.certify.frontier import MOST_FITTED, Frontier
 from muninn.certify.scores import Entry
 from muninn.model.schedule import FloatArray
+from muninn.programs.plan import Program
 from muninn.programs.second_look import TINY, SecondLook
 from muninn.programs.table import Table
 
 TARGETS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 1.0, 1.15, 1.3)
 """Calls beyond the tolerance that a member is tuned to, over the allowed number."""
+
+CAUTIOUS = (4, 2)
+"""Calls that the first members plan again, in full, over those that tuning calls ask for."""
 
 SECOND = (1.0, 1.25, 1.5, 2.0, 2.5)
 """Evaluations of second tables over the fewest that one table needs."""
@@ -50,16 +54,14 @@ class _Pair:
         share = math.inf if again is None else again / len(self.doubt)
         return self.first.evaluations + share * self.second.evaluations
 
-    def member(self, frontier: Frontier, allowed: float) -> Entry:
-        """The second look with that cost, or the first table where it needs none."""
-        again = self.planned_again(allowed)
+    def member(self, frontier: Frontier, again: int) -> Entry:
+        """The second look that plans so many tuning calls again, or the first table if none."""
         if not again:
             return self.first
         limit = float(self.doubt[again - 1 : again + 1].mean())
         if again < len(self.doubt) and self.doubt[again - 1] == self.doubt[again]:
             limit = math.nextafter(limit, -math.inf)  # all that are equally in doubt
         assert isinstance(self.first.program, Table)
-        assert isinstance(self.second.program, Table)
         program = SecondLook(self.first.program, self.second.program, tuple(self.weights), limit)
         doubtful = program.doubtful(frontier.differences(self.first))
         excess = np.where(doubtful, *map(frontier.excess_of, (self.second, self.first)))
@@ -80,10 +82,12 @@ def look_members(frontier: Frontier, rungs: Sequence[int], fewest: int) -> list[
         for rung in sorted(firsts | seconds)
         if isinstance((entry := frontier.known(rung)).program, Table)
     }
+    kind, calls = frontier.paired.planner.sampler.kind, frontier.paired.count
+    full = frontier.scored(Program.full(kind), "full", np.zeros(calls), float(frontier.steps))
     pairs = [
         pair
         for rung in sorted(firsts & tables.keys())
-        for pair in _pairs(frontier, tables[rung], [tables[k] for k in tables if k > rung])
+        for pair in _pairs(frontier, tables[rung], [*(tables[k] for k in tables if k > rung), full])
     ]
     if not pairs:
         return []
@@ -91,8 +95,16 @@ def look_members(frontier: Frontier, rungs: Sequence[int], fewest: int) -> list[
     for target in TARGETS:
         allowed = target * frontier.share * frontier.paired.count
         pair = min(pairs, key=lambda pair: pair.cost(allowed))
-        if math.isfinite(pair.cost(allowed)):
-            members.append(pair.member(frontier, allowed))
+        again = pair.planned_again(allowed)
+        if again is None:
+            continue
+        if not members:
+            # Few calls do not tell where doubt should begin, nor what is safe in doubt.
+            safe = min((p for p in pairs if p.second is full), key=lambda pair: pair.cost(allowed))
+            for factor in CAUTIOUS:
+                more = min(factor * (safe.planned_again(allowed) or 1), len(safe.doubt))
+                members.append(replace(safe.member(frontier, more), cautious=True))
+        members.append(pair.member(frontier, again))
     return members
 
 

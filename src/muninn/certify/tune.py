@@ -5,6 +5,7 @@ Nothing here needs to be sound, only good: the certificate is valid for whatever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, Literal, get_args
 
@@ -118,28 +119,29 @@ def frontier_family(
             else:
                 entries.append(frontier.best(rungs[place], at <= place <= at + 1))
         report = frontier.report(fewest)
-    spent = float(fewest)
-    if adaptive and rungs:
-        looks = look_members(frontier, rungs, fewest)
+    looks = look_members(frontier, rungs, fewest) if adaptive and rungs else []
+    gates: list[Entry] = []
+    if adaptive and (fewest >= GATES_FROM or not entries):
+        gates = gate_members(frontier, gate_forecast(frontier, fewest), float(frontier.steps))
+        if objective == "time":
+            gates = _worth_their_time(frontier, gates, entries)
+    spent = {"table": float(fewest), "second look": _fewest(looks), "gate": _fewest(gates)}
+    winner = min(spent, key=lambda kind: spent[kind])
+    looks = [entry for entry in looks if winner == "second look" or not entry.cautious]
+    if looks and winner != "gate":
         # Tables about as safe as a second look might end the scan before it: between those that
         # are far on the safe side and the fewest, second looks only.
         far = SAFE[-1] * fewest
-        entries = [e for e in entries if not fewest < e.evaluations < far or not looks] + looks
-        cheapest = min((e for e in looks if e.kept), key=lambda e: e.evaluations, default=None)
-        if cheapest is not None and cheapest.evaluations < fewest:
-            spent = cheapest.evaluations
-            report |= {"winner": "second look", "evaluations": spent, "tables": fewest}
-    if adaptive and (fewest >= GATES_FROM or not entries):
-        members = gate_members(frontier, gate_forecast(frontier, fewest), spent - 0.25)
-        if objective == "time":
-            members = _worth_their_time(frontier, members, entries)
-        if members:
-            # Where gates win, some calls are at a fork: tables take another route there even with
-            # more evaluations, and one such table would end the scan before the gates.
-            entries = members
-            kept = min((e for e in members if e.kept), key=lambda e: e.evaluations, default=None)
-            report |= {"winner": "gate"} | ({"tables": fewest} if frontier.methods else {})
-            report |= {"evaluations": kept.evaluations} if kept else {}
+        entries = [e for e in entries if not fewest < e.evaluations < far] + looks
+    if gates and winner != "table":
+        # Some calls are at a fork: tables take another route there even with more evaluations, and
+        # one such table would end the scan. Gates are the safe members.
+        least = spent[winner] if winner == "second look" else 0.0
+        entries = [e for e in gates if e.evaluations > least]
+        entries += looks if winner == "second look" else []
+    if winner != "table":
+        report |= {"winner": winner} | ({"tables": fewest} if frontier.methods else {})
+        report |= {"evaluations": spent[winner]} if math.isfinite(spent[winner]) else {}
     if not entries:
         raise InputError(
             "no program with fewer evaluations was found for this planner; use it as it is"
@@ -148,6 +150,11 @@ def frontier_family(
     full = Program.full(frontier.paired.planner.sampler.kind)
     programs = dict.fromkeys(entry.program for entry in entries)
     return Family((full, *programs), "frontier", report)
+
+
+def _fewest(entries: list[Entry]) -> float:
+    """The fewest evaluations, in the mean, of those that keep the tolerance; infinite if none."""
+    return min((entry.evaluations for entry in entries if entry.kept), default=math.inf)
 
 
 def safer_first(entries: list[Entry]) -> list[Entry]:
@@ -159,7 +166,7 @@ def safer_first(entries: list[Entry]) -> list[Entry]:
     kept: list[Entry] = []
     for entry in sorted(entries, key=lambda entry: (entry.evaluations, entry.beyond, entry.score)):
         rank = (entry.beyond, entry.score)
-        if not kept or rank < (kept[-1].beyond, kept[-1].score):
+        if not kept or entry.cautious or rank < (kept[-1].beyond, kept[-1].score):
             kept.append(entry)
     return kept[::-1]
 

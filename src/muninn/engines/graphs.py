@@ -175,7 +175,7 @@ class TableGraphRuntime(GraphRuntime, TableRuntime):
 class SecondLookGraphRuntime(SecondLookRuntime):
     """Runs a second look as two CUDA graphs; in a batch, the second for a few numbers of rows."""
 
-    _table = TableGraphRuntime
+    _table, _loop = TableGraphRuntime, GraphRuntime
 
     def _served(self, rows: list[int], count: int) -> list[int]:
         size = next(size for size in _sizes(count) if size >= len(rows))

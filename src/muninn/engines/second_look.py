@@ -1,4 +1,4 @@
-"""Runs a second look: the first table for all rows, the second for those in doubt."""
+"""Runs a second look: the first table for all rows, the second program for those in doubt."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from muninn.engines.runtime import Runtime
 from muninn.engines.tables import TableRuntime
 from muninn.errors import InputError
 from muninn.programs.second_look import SecondLook, judged_steps
+from muninn.programs.table import Table
 
 
 class SecondLookRuntime(Runtime):
-    """Runs two tables on one planner; the host decides between them who goes on."""
+    """Runs a table, then a table or full compute; the host decides in between who goes on."""
 
     program: SecondLook
     _table: ClassVar[type[TableRuntime]] = TableRuntime
+    _loop: ClassVar[type[Runtime]] = Runtime
 
     def _set_up(self) -> None:
         first, second = self.program.first, self.program.second
@@ -28,9 +30,10 @@ class SecondLookRuntime(Runtime):
                 f"the second look weighs {len(self.program.weights)} gaps of its first table, "
                 f"which has {len(self._judged)} with this sampler; tune anew"
             )
+        engines = (self._table, self._table if isinstance(second, Table) else self._loop)
         self._first, self._second = (
-            self._table(self.planner, table, on_failure=self.on_failure, strict=self._strict)
-            for table in (first, second)
+            engine(self.planner, program, on_failure=self.on_failure, strict=self._strict)
+            for engine, program in zip(engines, (first, second), strict=True)
         )
 
     def forget(self) -> None:

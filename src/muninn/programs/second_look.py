@@ -1,4 +1,4 @@
-"""A second look for doubtful calls: a short table first, a longer one where it may have failed.
+"""A second look for doubtful calls: a short table first, more where it may have failed.
 
 A table's own differences cost no evaluation and tell which calls bend more than others. Most calls
 need few evaluations; to spend on all of them what the worst need is what a single table does.
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from muninn.errors import InputError
 from muninn.model.sampler import Sampler
 from muninn.model.schedule import FloatArray
-from muninn.programs.plan import AnyProgram
+from muninn.programs.plan import AnyProgram, Everywhere, Program
 from muninn.programs.table import Table, nearest_steps
 
 TINY = 1e-12
@@ -27,7 +27,7 @@ class SecondLook(AnyProgram, kind="second look"):
     """Runs ``first``; calls whose doubt is above ``limit`` are planned again with ``second``."""
 
     first: Table
-    second: Table
+    second: AnyProgram  # a longer table, or full compute
     weights: tuple[float, ...]  # of the logarithm of the error estimate of each gap of ``first``
     limit: float
 
@@ -35,9 +35,10 @@ class SecondLook(AnyProgram, kind="second look"):
         try:
             weights, limit = tuple(map(float, self.weights)), float(self.limit)
         except (TypeError, ValueError) as error:
-            raise InputError(f"a second look holds two tables and numbers; {error}") from error
-        if not isinstance(self.first, Table) or not isinstance(self.second, Table):
-            raise InputError("a second look is made of two tables")
+            raise InputError(f"a second look holds two programs and numbers; {error}") from error
+        full = isinstance(self.second, Program) and isinstance(self.second.plan, Everywhere)
+        if not isinstance(self.first, Table) or not (full or isinstance(self.second, Table)):
+            raise InputError("a second look is made of two tables, or a table and full compute")
         if not weights or not np.isfinite([*weights, limit]).all():
             raise InputError("a second look needs finite weights, one a gap, and a finite limit")
         object.__setattr__(self, "weights", weights)
@@ -52,7 +53,7 @@ class SecondLook(AnyProgram, kind="second look"):
         return False
 
     def most_evaluations(self, steps: int) -> int:
-        return len(self.first.states) + len(self.second.states)
+        return len(self.first.states) + self.second.most_evaluations(steps)
 
     def doubtful(self, differences: FloatArray) -> npt.NDArray[np.bool_]:
         """Which calls are planned again, from :func:`differences` (calls, gaps) of the first."""
@@ -60,14 +61,14 @@ class SecondLook(AnyProgram, kind="second look"):
         return ~(doubt <= self.limit)  # so that NaN is doubtful
 
     def to_json(self) -> dict[str, Any]:
-        tables = {"first": self.first.to_json(), "second": self.second.to_json()}
-        return {self.part: self.kind, **tables, "weights": list(self.weights), "limit": self.limit}
+        both = {"first": self.first.to_json(), "second": self.second.to_json()}
+        return {self.part: self.kind, **both, "weights": list(self.weights), "limit": self.limit}
 
     @classmethod
     def read(cls, **values: Any) -> SecondLook:
         """A second look from the JSON of its parts."""
         first, second = values.pop("first", {}), values.pop("second", {})
-        return cls(Table.from_json(first), Table.from_json(second), **values)
+        return cls(Table.from_json(first), AnyProgram.from_json(second), **values)
 
 
 def judged_steps(sampler: Sampler, table: Table) -> list[int]:

@@ -98,7 +98,7 @@ def test_the_file_is_for_safetensors_and_json_only(
     }  # fmt: skip
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])["__metadata__"]
-    assert json.loads(header["muninn_certificate"])["certificate"]["schema"] == 3
+    assert json.loads(header["muninn_certificate"])["certificate"]["schema"] == 4
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, content: bytes) -> None:
@@ -139,8 +139,8 @@ def test_a_later_schema_is_refused_with_the_way_out(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(muninn.certify.certificate_file, "SCHEMA", 4)
-        path = replace(issued, schema=4).save(tmp_path / "c")
-    with pytest.raises(CertificateError, match=r"'schema' is 4.*reads 1 to 3; upgrade muninn-diff"):
+        path = replace(issued, schema=5).save(tmp_path / "c")
+    with pytest.raises(CertificateError, match=r"'schema' is 5.*reads 1 to 4; upgrade muninn-diff"):
         Certificate.load(path)
 
 

@@ -23,7 +23,7 @@ from waving_cases import RARE, waving
 @pytest.fixture(scope="module")
 def rare() -> Iterator[tuple[PairedCalls, Family, Journal]]:
     """Without second looks, which win where only few calls are hard."""
-    paired, journal = waving(48, 0.15), Journal()
+    paired, journal = waving(48, 0.15, fastest=80.0), Journal()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("muninn.certify.tune.look_members", lambda *_: [])
         yield paired, tuned(paired, journal, **RARE), journal

@@ -64,6 +64,9 @@ def test_members_are_as_safe_as_they_are_tuned_to_be(frontier: Frontier) -> None
     rungs = [rung for rung in ladder(frontier.steps) if frontier.offers(rung)]
     found = look_members(frontier, rungs, 8)
     allowed = [target * frontier.share * frontier.paired.count for target in TARGETS]
+    assert [entry.cautious for entry in found] == [True] * 2 + [False] * (len(found) - 2)
+    assert found[0].evaluations > found[1].evaluations > found[2].evaluations
+    found = found[2:]
     assert len(found) <= len(TARGETS)
     spent = [entry.evaluations for entry in found]
     assert spent == sorted(spent, reverse=True)

@@ -18,6 +18,7 @@ from muninn.engines.tables import TableRuntime
 from muninn.errors import DenoiserError, InputError
 from muninn.model.planner import Planner
 from muninn.programs.caches import forecast
+from muninn.programs.plan import Program
 from muninn.programs.second_look import TINY, SecondLook, judged_steps
 from muninn.programs.spacing import sampler_states
 from muninn.programs.table import Table
@@ -82,6 +83,24 @@ def test_all_or_none_in_doubt_is_one_of_its_tables(limit: float, which: int) -> 
     expected, _ = TableRuntime(planner, tables(planner)[which])(contexts(ROWS), noise=noise)
     assert torch.equal(found, expected)
     assert record.evaluations.tolist() == [(3, 8)[which]] * ROWS
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_full_compute_as_the_second_is_full_compute(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = planner_for()
+    noise = planner.draw_noise(seeds=range(ROWS))
+    full = planner.sample(contexts(ROWS), noise=noise)
+    steps, second = len(planner.sampler), Program.full(planner.sampler.kind)
+    if engine == "graph":
+        stand_in_for_cuda(monkeypatch)
+    program = replace(look_at(planner, -1e6), second=second)
+    runtime = runtime_for(replace(planner, engine=engine), program)  # type: ignore[arg-type]
+    found, record = runtime(contexts(ROWS), noise=noise)
+    torch.testing.assert_close(found, full, atol=1e-6, rtol=1e-6)
+    assert record.evaluations.tolist() == [3 + steps] * ROWS and record.evaluated.all()
+    assert record.estimate.tolist() == [0.0] * ROWS
 
 
 def poisoned(planner: Planner, evaluation: int, row: int, rows: int = ROWS) -> Planner:

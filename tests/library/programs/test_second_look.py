@@ -11,8 +11,9 @@ import pytest
 
 from muninn.errors import InputError
 from muninn.programs.caches import forecast
+from muninn.programs.forecast import Forecast
 from muninn.programs.methods import few_steps, heun
-from muninn.programs.plan import AnyProgram
+from muninn.programs.plan import AnyProgram, Program, Static
 from muninn.programs.second_look import SecondLook, judged_steps
 from muninn.programs.spacing import sampler_states
 from muninn.programs.table import Table
@@ -39,6 +40,12 @@ def test_its_json_names_kinds_and_comes_back_equal() -> None:
     assert hash(AnyProgram.from_json(stored)) == hash(look())
 
 
+def test_the_second_may_be_full_compute() -> None:
+    own = look(second=Program.full("sample"))
+    assert AnyProgram.from_json(json.loads(json.dumps(own.to_json()))) == own
+    assert str(own).endswith("if in doubt, full compute") and own.most_evaluations(50) == 53
+
+
 def test_it_says_what_it_does_and_what_it_may_take() -> None:
     assert str(look()) == f"{table(3)}; if in doubt, {table(5)}"
     assert look().most_evaluations(100) == 8 and not look().fixed
@@ -60,6 +67,8 @@ def test_doubt_is_a_product_of_powers_of_the_differences() -> None:
         ({"weights": (1.0, math.inf)}, "finite"),
         ({"weights": None}, "numbers"),
         ({"second": look()}, "two tables"),
+        ({"second": Program(Forecast("sample"), Static((0, 5)))}, "full compute"),
+        ({"first": Program.full("sample")}, "two tables"),
     ],
 )
 def test_what_it_refuses(changes: dict[str, Any], message: str) -> None:
