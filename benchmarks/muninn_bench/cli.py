@@ -23,6 +23,7 @@ from muninn_bench.commands import (
     latency,
     monitor,
     outcome_coverage,
+    outcomes,
     soak,
 )
 from muninn_bench.report.table import print_table
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for _study in (
-    fly, ablate, frontier, monitor, coverage, outcome_coverage, latency, checks, soak,
+    fly, ablate, frontier, monitor, coverage, outcomes, outcome_coverage, latency, checks, soak,
 ):  # fmt: skip
     app.command()(_study)
 

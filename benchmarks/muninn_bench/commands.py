@@ -141,6 +141,51 @@ def coverage(
     tell(run_coverage(folder, options, command_line(), workers=workers))
 
 
+def outcomes(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="With --merge: the run folders to merge.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="A task; `muninn-bench tasks` lists them.")] = "discs",
+    variant: Annotated[str | None, typer.Option(help="Of the task; its first by default.")] = None,
+    device: Device = "cpu",
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder; runs/outcomes/TASK/VARIANT by default.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="A method, may be repeated; all by default.")
+    ] = None,
+    certify: Annotated[int, typer.Option(help="Episodes to certify on.")] = 600,
+    test: Annotated[int, typer.Option(help="Episodes to judge on.")] = 1000,
+    seed: Seed = 0,
+    smoke: Smoke = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Merge run folders into results/outcomes instead.")
+    ] = False,
+) -> None:
+    """Fewest evaluations with which episodes come out as with full compute; resumes."""
+    from muninn_bench.registry import find_task, require_variant
+    from muninn_bench.studies import outcomes as study
+    from muninn_bench.studies.frontier import ALTERNATIVES, OURS
+
+    if merge:
+        tell(study.merge(folders or [], out or Path("results/outcomes")))
+        return
+    found = find_task(task)
+    name = require_variant(found, variant)
+    kind = "outcomes-smoke" if smoke else "outcomes"
+    lines = study.run_outcomes(
+        found,
+        name,
+        out or Path("runs", kind, task, name),
+        device=device,
+        sizes=study.Sizes(8, 70, 30, 16) if smoke else study.Sizes(certify=certify, test=test),
+        names=method or (OURS, *ALTERNATIVES[: 1 if smoke else None]),
+        promises=study.PROMISES[1::2][:1] if smoke else study.PROMISES,
+        seed=seed,
+    )
+    tell(study.summary(lines))
+
+
 def outcome_coverage(
     out: Results = Path("results/outcomes"),
     smoke: Smoke = False,

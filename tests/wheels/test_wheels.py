@@ -137,6 +137,7 @@ SMOKE = [
     "muninn-bench report runs/demo",
     "muninn-bench coverage --smoke",
     "muninn-bench outcome-coverage --smoke",
+    "muninn-bench outcomes --task discs --smoke",
     "muninn-bench checks --smoke",
     "muninn-bench soak --smoke",
     "muninn-bench data --task discs --count 40",

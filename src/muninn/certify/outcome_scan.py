@@ -8,7 +8,7 @@ number is fixed beforehand. ``mean`` bets on the differences, and stops as soon 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -104,18 +104,25 @@ class OutcomeScan:
             "repeats": bool(np.array_equal(first[:few], again)),
         }
 
-    def family(self, contexts: list[Context], metric: Metric, risk: float) -> Family:
+    def family(
+        self,
+        contexts: list[Context],
+        metric: Metric,
+        risk: float,
+        groups: Collection[str] | None = None,
+    ) -> Family:
         """Tables ordered by evaluations, around the fewest that tuning episodes allow.
 
         Which table stands for a number of evaluations is decided by its deviation, in ``metric``,
-        from full compute: that takes calls, not episodes.
+        from full compute: that takes calls, not episodes. ``groups`` are the methods to choose
+        from, as in :class:`muninn.certify.frontier.Frontier`.
         """
         planner, seed = self.units.planner, call_seed(self.units.seed, 8)
         places = np.linspace(0, len(contexts) - 1, min(CALLS, len(contexts))).round().astype(int)
         chosen = concatenate([contexts[place] for place in dict.fromkeys(places.tolist())])
         paired = PairedCalls(planner, chosen, len(set(places.tolist())), metric, seed)
         advance = self.task("tune: programs tried", None)
-        frontier = Frontier(paired, 1.0, 0.05, self.journal, advance)
+        frontier = Frontier(paired, 1.0, 0.05, self.journal, advance, groups=groups)
         offered = [k for k in ladder(frontier.steps) if k in COUNTS and frontier.offers(k)]
         if not offered:
             raise CalibrationError(

@@ -42,7 +42,7 @@ def test_expert_plans_succeed_and_plans_that_stay_do_not() -> None:
     far = MazeProblem(np.array([*cell_centre((1, 1)), 0.0, 0.0]), cell_centre((7, 10)))
     staying = np.zeros((HORIZON, 6))
     staying[:, :2] = far.start[:2]
-    assert reach(far, staying, seed=0) is None
+    assert reach(far, staying, seed=0)[0] is None
 
 
 def test_a_plan_straight_into_a_wall_fails() -> None:
@@ -51,7 +51,7 @@ def test_a_plan_straight_into_a_wall_fails() -> None:
     problem = MazeProblem(np.array([*cell_centre((5, 4)), 0.0, 0.0]), cell_centre((5, 6)))
     straight = np.zeros((HORIZON, 6))
     straight[:, :2] = np.linspace(problem.start[:2], problem.goal, HORIZON)
-    assert reach(problem, straight, seed=0) is None
+    assert reach(problem, straight, seed=0)[0] is None
 
 
 def test_wrong_plans_are_refused() -> None:

@@ -18,11 +18,12 @@ from muninn_bench.networks.transformer import TransformerConfig
 from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.report.style import INK
 from muninn_bench.task import Result, Stream
+from muninn_bench.tasks.maze2d.clearance import plan_is_free
 from muninn_bench.tasks.maze2d.data import HORIZON, RECORDING
 from muninn_bench.tasks.maze2d.flight import TIME_LIMIT, MazePlatform
-from muninn_bench.tasks.maze2d.maze import EXTENT, WALLS, MazeProblem, draw_problem
+from muninn_bench.tasks.maze2d.maze import BALL_RADIUS, EXTENT, WALLS, MazeProblem, draw_problem
 from muninn_bench.tasks.maze2d.planner import bundled_teacher, maze_contexts, maze_planner
-from muninn_bench.tasks.maze2d.rollout import reach
+from muninn_bench.tasks.maze2d.rollout import HONEST, reach
 from muninn_bench.tasks.recorded import RecordedTask
 
 FOLDERS = {"diffuser": "maze2d", "transformer": "maze2d-transformer"}
@@ -40,7 +41,7 @@ class MazeDrive:
     def __init__(self, teacher: Teacher, problem: MazeProblem, number: int) -> None:
         self._teacher, self._problem, self._number = teacher, problem, number
         self.done, self.time = False, 0.0
-        self._success = False
+        self._success = self._honest = False
 
     def context(self) -> Tensor:
         """Start and goal, (1, 2, 4)."""
@@ -49,13 +50,16 @@ class MazeDrive:
     def follow(self, plan: Tensor) -> None:
         """Track the plan in gymnasium's environment until it succeeds or truncates the episode."""
         frames = self._teacher.unnormalise(plan).double().cpu().numpy()
-        seconds = reach(self._problem, frames, seed=self._number)
+        seconds, closest = reach(self._problem, frames, seed=self._number)
         self.done, self._success = True, seconds is not None
+        free = bool(plan_is_free(frames[:, :2], BALL_RADIUS))
+        self._honest = free and self._success and closest <= HONEST
         self.time = TIME_LIMIT if seconds is None else seconds
 
     def result(self) -> Result:
-        """The environment's own success signal, and the seconds it took."""
-        return Result(self._success, figures={"time_s": self.time})
+        """The environment's own success signal, and the seconds it took; the score is 1 where the
+        plan touches no wall, too, and the ball comes within 0.1 m of the goal."""
+        return Result(self._success, float(self._honest), {"time_s": self.time})
 
 
 class Maze2D(RecordedTask):

@@ -1,0 +1,98 @@
+"""The study of outcomes: paired episodes of a task, certified, judged, and not driven twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from muninn.certify.outcomes import STREAMS
+from muninn.certify.paired import call_seed
+from muninn_bench.registry import find_task
+from muninn_bench.report.table import read_csv
+from muninn_bench.studies import outcomes as study
+from muninn_bench.studies.outcomes import Driven, Sizes, judged, run_outcomes
+from muninn_bench.task import Stream
+
+SMALL = Sizes(tune=8, certify=80, test=40, together=20)
+COLUMNS = [
+    "task", "variant", "promise", "margin", "risk", "method", "certified", "evaluations_mean",
+    "calibration_episodes", "test_episodes", "realised", "realised_low", "realised_high",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("outcomes")
+    run_outcomes(
+        find_task("discs"), "diffuser", out, sizes=SMALL, names=("frontier", "fewsteps"),
+        promises=(("harm", 0.05), ("mean", 0.1)), progress=False,
+    )  # fmt: skip
+    return out
+
+
+def test_every_promise_and_method_has_a_line(folder: Path) -> None:
+    lines = read_csv(folder / "cells.csv")
+    assert [(line["promise"], line["method"]) for line in lines] == [
+        ("harm", "frontier"), ("harm", "fewsteps"), ("mean", "frontier"), ("mean", "fewsteps"),
+    ]  # fmt: skip
+    for line in lines:
+        assert set(COLUMNS) <= line.keys()
+        assert line["test_episodes"] == 40
+        assert line["realised_low"] <= line["realised"] <= line["realised_high"]
+        assert (line["margin"], line["risk"]) == (
+            (0.0, 0.05) if line["promise"] == "harm" else (0.1, None)
+        )
+    ours = [line for line in lines if line["method"] == "frontier"]
+    assert all(line["certified"] and line["evaluations_mean"] < 20.0 for line in ours)
+    assert all(line["score_full"] > 0.9 for line in lines)
+
+
+def test_a_second_start_drives_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> float:
+        raise AssertionError("an episode was driven again")
+
+    monkeypatch.setattr(Driven, "__call__", refuse)
+    before = (folder / "cells.csv").read_text()
+    run_outcomes(
+        find_task("discs"), "diffuser", folder, sizes=SMALL, names=("frontier", "fewsteps"),
+        promises=(("harm", 0.05), ("mean", 0.1)), progress=False,
+    )  # fmt: skip
+    assert (folder / "cells.csv").read_text() == before
+
+
+def test_a_seed_names_a_world_of_its_purpose() -> None:
+    begun: list[tuple[Stream, int]] = []
+
+    class Recorder:
+        name = "recorder"
+
+        def begin(self, variant: str, stream: Stream, number: int, seed: int) -> Any:
+            begun.append((stream, number))
+            raise StopIteration
+
+    planner = find_task("discs").planner("diffuser")
+    driven = Driven(Recorder(), "any", planner, SMALL, 7)  # type: ignore[arg-type]
+    for part in ("tune", "certify", "test"):
+        with pytest.raises(StopIteration):
+            driven(lambda context: context, call_seed(7, STREAMS[part], 5))  # type: ignore[index]
+    with pytest.raises(StopIteration):
+        driven(lambda context: context, 12345)  # an example, which nothing else uses
+    assert begun == [(Stream.TUNE, 5), (Stream.CERTIFY, 5), (Stream.TEST, 5), (Stream.TUNE, 8)]
+
+
+def test_what_was_realised_comes_with_its_interval() -> None:
+    fall = np.array([1.0] * 3 + [-1.0] * 5 + [0.0] * 92)
+    share, low, high = judged("harm", fall)
+    assert share == 0.03 and low < 0.03 < high
+    mean, low, high = judged("mean", fall)
+    assert mean == pytest.approx(-0.02) and low < mean < high
+    assert high - mean == pytest.approx(mean - low)
+
+
+def test_folders_are_merged(folder: Path, tmp_path: Path) -> None:
+    said = study.merge([folder], tmp_path)
+    assert len(said) == 4 and "discs diffuser, harm 0.05: frontier" in said[0]
+    assert read_csv(tmp_path / "cells.csv") == read_csv(folder / "cells.csv")
