@@ -66,10 +66,13 @@ def calibrate_outcomes(
             "versions": {**library_versions(), "code": code_digest()},
         }
     journal = Journal(resume, identity)
-    log_once(f"outcomes: {episodes_needed(outcomes, risk, confidence)}")
     examined = examined_before("planner", planner, units, outcomes.together, journal)
     units.batches = examined.together
     measuring = Measuring(units, [(planner, examined.questions)], [outcomes.run])
+    if progress:
+        from rich import print as say
+
+        say(episodes_needed(outcomes, risk, confidence).capitalize() + ".")
     with bars(progress) as task:
         scan = OutcomeScan(units, measuring, journal, workers or Map(), task)
         if family is None and (stored := journal.get("family")) is not None:

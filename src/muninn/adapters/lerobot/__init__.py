@@ -5,13 +5,14 @@ themselves. Importing this imports no framework.
 """
 
 from muninn.adapters.lerobot.diffusion import global_conditions
-from muninn.adapters.lerobot.driven import driven_episodes
+from muninn.adapters.lerobot.driven import driven_episodes, driven_outcomes
 from muninn.adapters.lerobot.metric import executed_actions
 from muninn.adapters.lerobot.recorded import recorded_calls, recorded_episodes
 from muninn.adapters.lerobot.smolvla import prefixes
 
 __all__ = [
     "driven_episodes",
+    "driven_outcomes",
     "executed_actions",
     "global_conditions",
     "prefixes",

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from muninn.adapters.lerobot.policy import Processor, answered, as_batch
+from muninn.certify.outcomes import Outcomes
 from muninn.certify.units import Episodes, PlanFunction
 from muninn.errors import InputError
 
@@ -40,6 +41,62 @@ def driven_episodes(
         steps: after which an episode ends; by default the environment's own limit. Without either
             it is an InputError; so is, while driving, an observation without what the policy needs.
     """
+    run = _episode(policy, environment, preprocessor, postprocessor, observe, steps)
+
+    def drive(plan: PlanFunction, seed: int) -> None:
+        run(plan, seed)
+
+    drive.__qualname__ = f"driven_episodes:{run.__qualname__}"
+    return Episodes(drive, count)
+
+
+def driven_outcomes(
+    policy: Any,
+    environment: Any,
+    count: int,
+    *,
+    preprocessor: Processor | None = None,
+    postprocessor: Processor | None = None,
+    observe: Callable[[Any], Mapping[str, Any]] | None = None,
+    steps: int | None = None,
+    success: Callable[[Mapping[str, Any]], bool] | None = None,
+    **promised: Any,
+) -> Outcomes:
+    """Episodes whose success is promised, as LeRobot's evaluation counts it.
+
+    The arguments are those of :func:`driven_episodes`. ``success`` reads what ``step`` tells, by
+    default its ``is_success`` or ``success``; an episode succeeds if any step does. What else is
+    given (``promise``, ``margin``, ``tune``) goes to :class:`muninn.Outcomes`.
+    """
+    run = _episode(policy, environment, preprocessor, postprocessor, observe, steps)
+    read = success or _success
+
+    def outcome(plan: PlanFunction, seed: int) -> bool:
+        return any(map(read, run(plan, seed)))
+
+    outcome.__qualname__ = f"driven_outcomes:{run.__qualname__}"
+    return Outcomes(outcome, count, **promised)
+
+
+def _success(told: Mapping[str, Any]) -> bool:
+    for name in ("is_success", "success"):
+        if name in told:
+            return bool(np.any(told[name]))
+    raise InputError(
+        f"the environment tells {', '.join(sorted(told)) or 'nothing'}, neither is_success nor "
+        "success; pass success=function that reads it"
+    )
+
+
+def _episode(
+    policy: Any,
+    environment: Any,
+    preprocessor: Processor | None,
+    postprocessor: Processor | None,
+    observe: Callable[[Any], Mapping[str, Any]] | None,
+    steps: int | None,
+) -> Callable[[PlanFunction, int], list[Mapping[str, Any]]]:
+    """Drives one episode, and returns what the environment told at every step."""
     if hasattr(environment, "num_envs"):
         raise InputError("environment is a vector of environments; give one of them")
     own = getattr(getattr(environment, "spec", None), "max_episode_steps", None)
@@ -50,7 +107,8 @@ def driven_episodes(
             f"steps is {steps} and the environment's own limit {own}; give steps, at least 1"
         )
 
-    def drive(plan: PlanFunction, seed: int) -> None:
+    def run(plan: PlanFunction, seed: int) -> list[Mapping[str, Any]]:
+        told: list[Mapping[str, Any]] = []
         with answered(policy, plan):
             torch.manual_seed(seed)  # for environments and processors that draw from torch
             observation, _ = environment.reset(seed=seed % 2**32)  # some take no more bits
@@ -60,12 +118,14 @@ def driven_episodes(
                 action = policy.select_action(as_batch(policy, frame, preprocessor, where))
                 physical = action if postprocessor is None else postprocessor(action)
                 command = np.asarray(physical.detach().cpu())[0]
-                observation, _, terminated, truncated, _ = environment.step(command)
+                observation, _, terminated, truncated, info = environment.step(command)
+                told.append(info)
                 if terminated or truncated:
-                    return
+                    break
+        return told
 
-    drive.__qualname__ = f"driven_episodes:{type(environment.unwrapped).__qualname__}:{limit} steps"
-    return Episodes(drive, count)
+    run.__qualname__ = f"{type(environment.unwrapped).__qualname__}:{limit} steps"
+    return run
 
 
 def _task(environment: Any) -> dict[str, str]:

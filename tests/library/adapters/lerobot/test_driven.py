@@ -12,7 +12,7 @@ from torch import Tensor
 import muninn
 from lerobot_cases import ACTION, SCENE, STATE, make_policy
 from muninn.adapters import enable_cache, planner_of
-from muninn.adapters.lerobot import driven_episodes, executed_actions
+from muninn.adapters.lerobot import driven_episodes, driven_outcomes, executed_actions
 from muninn.errors import InputError
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
@@ -217,3 +217,55 @@ def test_a_vector_or_an_environment_without_an_end_is_refused(
     monkeypatch.delattr(Drift, "_max_episode_steps")
     with pytest.raises(InputError, match="own limit None; give steps"):
         driven_episodes(policy, Drift(), 1)
+
+
+# -- outcomes ------------------------------------------------------------------------------------
+
+
+class Goal(Drift):
+    """Succeeds while the first coordinate is positive."""
+
+    def step(self, action: Any) -> Any:
+        *rest, told = super().step(action)
+        return *rest, {**told, "is_success": bool(self.state[0] > 0.0)}
+
+
+def test_a_policy_gets_an_outcome_certificate_and_runs_under_it() -> None:
+    policy = make_policy(**DDIM)
+    parts = processors(policy)
+    common: dict[str, Any] = {"promise": "mean", "margin": 0.6, "tune": 8}
+    certificate = muninn.calibrate(
+        planner_of(policy),
+        driven_outcomes(policy, Goal(ends_after=9), 40, **parts, **common),
+        family=Family.of(
+            Forecast("sample", 1, True), (Everywhere(), Static((0, 1, 5, 15))), "static"
+        ),
+        progress=False,
+    )
+    assert certificate.outcome is not None and certificate.bound is None
+    assert certificate.member == 1 and "mean score of new episodes" in certificate.promise()
+    assert certificate.outcome["run"] == "driven_outcomes:Goal:18 steps"
+    judged = muninn.evaluate(
+        planner_of(policy), certificate,
+        driven_outcomes(policy, Goal(ends_after=9), 40, **parts, **common), progress=False,
+    )  # fmt: skip
+    assert judged.kept
+    enable_cache(policy, certificate)
+    policy.reset()
+    policy.select_action({"observation.state": torch.zeros(1, STATE),
+                          "observation.environment_state": torch.zeros(1, SCENE)})  # fmt: skip
+
+
+def test_success_is_read_from_what_the_environment_tells() -> None:
+    policy = make_policy(**DDIM)
+    made = driven_outcomes(policy, Drift(ends_after=3), 1, steps=3)
+    assert made.run(Plan(policy), 0) is False
+    own = driven_outcomes(policy, Drift(ends_after=3), 1, steps=3, success=lambda told: True)
+    assert own.run(Plan(policy), 0) is True
+
+    class Silent(Drift):
+        def step(self, action: Any) -> Any:
+            return *super().step(action)[:4], {"reward": 1.0}
+
+    with pytest.raises(InputError, match="the environment tells reward, neither is_success"):
+        driven_outcomes(policy, Silent(ends_after=3), 1, steps=3).run(Plan(policy), 0)
