@@ -24,10 +24,10 @@ def reach(plan: Callable[[Any], Tensor], seed: int) -> bool:
     return bool(trajectory[0, -1, 0] + 0.3 * world.normal() > 0.0)
 
 
-def careless(plan: Callable[[Any], Tensor], seed: int) -> bool:
+def careless(plan: Callable[[Any], Tensor], seed: int) -> float:
     """Draws from a generator that nobody seeds."""
     plan(contexts(1, seed=seed % 2**31))
-    return bool(np.random.default_rng().random() < 0.5)
+    return float(np.random.default_rng().random())
 
 
 def distance(plan: Callable[[Any], Tensor], seed: int) -> float:
