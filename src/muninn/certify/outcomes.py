@@ -13,7 +13,7 @@ from torch import Tensor
 from muninn.certify.lockstep import run_together
 from muninn.certify.paired import Runtimes, call_seed
 from muninn.certify.units import PlanFunction
-from muninn.context import Context, concatenate, form, select
+from muninn.context import Context, batch_size, concatenate, form, select
 from muninn.errors import InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
@@ -99,6 +99,13 @@ class Scored:
     estimate: list[float]  # accumulated error estimate of each call
 
 
+def _one_row(context: Context) -> Context:
+    """A copy of a context: simulators reuse their buffers."""
+    if batch_size(context) not in (None, 1):
+        raise InputError("an episode plans one call at a time: a context of one row")
+    return select(context, torch.arange(1, device="cpu"))
+
+
 @dataclass(eq=False)
 class OutcomeUnits:
     """Numbered episodes that any program can drive; the same world and noise for all of them."""
@@ -142,7 +149,10 @@ class OutcomeUnits:
                 estimates[place].append(error)
             return plans
 
-        scores = run_together(self.outcomes.run, seeds, answer, self.outcomes.time_limit)
+        def run(ask: PlanFunction, seed: int) -> Any:
+            return self.outcomes.run(lambda context: ask(_one_row(context)), seed)
+
+        scores = run_together(run, seeds, answer, time_limit=self.outcomes.time_limit)
         for seed, own in zip(seeds, spent, strict=True):
             if not own:
                 raise InputError(f"the episode of seed {seed} ended without planning; check run()")
@@ -199,7 +209,7 @@ class OutcomeUnits:
         met: list[Context] = []
 
         def plan(context: Context) -> Tensor:
-            met.append(select(context, torch.arange(1, device="cpu")))
+            met.append(_one_row(context))
             noise = self.planner.draw_noise(seeds=[call_seed(self.seed, 3, len(met))])
             return self.planner.sample(context, noise=noise)
 

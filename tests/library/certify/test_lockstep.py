@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from muninn.certify.lockstep import run_together
-from muninn.errors import CalibrationError, InputError
+from muninn.errors import CalibrationError
 
 
 class Doubles:
@@ -105,15 +105,14 @@ def test_one_that_never_plans_again_is_noticed_too() -> None:
         run_together(run, [0, 1], Doubles(), time_limit=0.3)
 
 
-def test_contexts_are_copied_and_have_one_row() -> None:
-    held = torch.zeros(1, 2)
+def test_results_are_told_as_they_come() -> None:
+    told: list[float] = []
+    found = run_together(episode, [3, 1, 2], Doubles(), done=told.append)
+    assert sorted(told) == sorted(found) and told[0] == found[1]
 
-    def run(plan: Callable[[Any], Tensor], seed: int) -> float:
-        held.fill_(float(seed))
-        made = plan(held)
-        held.fill_(100.0)
-        return float(made[0, 0])
+    def refuse(result: float) -> None:
+        raise OSError("disk full")
 
-    assert run_together(run, [3], Doubles()) == [6.0]
-    with pytest.raises(InputError, match="one row"):
-        run_together(lambda plan, seed: plan(torch.zeros(2, 2)), [1], Doubles())
+    for seeds in ([1], [1, 2]):
+        with pytest.raises(OSError, match="disk full"):
+            run_together(episode, seeds, Doubles(), done=refuse)

@@ -304,6 +304,23 @@ def test_a_run_that_does_not_repeat_itself_is_a_warning_and_is_recorded(
     assert "ends otherwise when it is run again" in caplog.text
 
 
+def test_contexts_are_copied_and_have_one_row() -> None:
+    held = contexts(1)
+
+    def reuses(plan: Callable[[Any], Tensor], seed: int) -> float:
+        held.copy_(contexts(1, seed=seed % 2**31))
+        plan(held)
+        held.fill_(math.nan)
+        return 1.0
+
+    units = OutcomeUnits(planner(), outcomes(run=reuses), 0, met=[])
+    units.measure(family().member(1), "certify", [0, 1, 2])
+    assert units.met is not None and all(bool(torch.isfinite(row).all()) for row in units.met)
+    several = outcomes(run=lambda plan, seed: plan(contexts(2)))
+    with pytest.raises(InputError, match="one row"):
+        OutcomeUnits(planner(), several, 0).measure(family().member(1), "certify", [0])
+
+
 def test_contexts_of_another_form_are_refused() -> None:
     own = OutcomeUnits(planner(), outcomes(), 0)
     own.examples(2)

@@ -2,21 +2,18 @@
 
 An episode depends on planning only through plans and latencies. Plans are the same in a batch (up
 to how the network rounds one), and latencies are drawn from those of single jobs, so a study need
-not make thousands of single calls. Each episode runs in a thread of its own, because a supervisor
-waits for its answer; whenever every live episode waits, all their jobs are planned together.
+not make thousands of single calls: episodes run in lockstep (:mod:`muninn.certify.lockstep`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
 
+from muninn.certify.lockstep import run_together
 from muninn.certify.metrics import Metric, measure
 from muninn.certify.paired import call_seed
 from muninn.loop.escalation import Needs
@@ -33,15 +30,6 @@ class Ticket(NamedTuple):
     seed: int
 
 
-class _Job(NamedTuple):
-    """What the episode of a number waits for."""
-
-    number: int
-    program: str
-    request: Request
-    answer: Future[Reply]
-
-
 def fly_all(
     programs: ClosedLoopPrograms,
     tickets: Sequence[Ticket],
@@ -51,47 +39,18 @@ def fly_all(
 ) -> None:
     """Fly episodes at once, plan in this thread; ``done`` is called with each when it is over.
 
-    Batches are in order of episodes, so that they are the same whoever came first.
-
     Raises:
         BaseException: the first that an episode, ``done`` or the planner raised.
     """
-    told: SimpleQueue[_Job | Future[Flight]] = SimpleQueue()
     needed = needs(programs.platform, trace)
-    given = partial(fly_one, programs, latency=trace, needed=needed, metric=metric)
 
-    def ask(number: int, program: str, request: Request) -> Reply:
-        job = _Job(number, program, request, Future())
-        told.put(job)
-        return job.answer.result()
+    def run(ask: Callable[[tuple[str, Request]], Reply], ticket: Ticket) -> Flight:
+        def plan(program: str, request: Request) -> Reply:
+            return ask((program, request))
 
-    with ThreadPoolExecutor(len(tickets)) as crew:
-        for number, ticket in enumerate(tickets):
-            crew.submit(given, ticket, plan=partial(ask, number)).add_done_callback(told.put)
-        live, waiting = len(tickets), list[_Job]()
-        failed: BaseException | None = None
-        while live:
-            try:
-                heard = told.get()
-                if isinstance(heard, _Job):
-                    waiting.append(heard)
-                else:
-                    live -= 1
-                    if failed is None:
-                        done(heard.result())
-                if failed is None and waiting and len(waiting) == live:
-                    waiting.sort(key=lambda job: job.number)
-                    plans = programs.plan_all([(job.program, job.request) for job in waiting])
-                    for job, plan in zip(waiting, plans, strict=True):
-                        job.answer.set_result(plan)
-                    waiting = []
-            except BaseException as error:  # whoever waits must be told, also of Ctrl-C
-                failed = failed or error
-            for job in waiting if failed is not None else ():
-                if not job.answer.done():
-                    job.answer.set_exception(failed)
-    if failed is not None:
-        raise failed
+        return fly_one(programs, ticket, trace, needed, metric=metric, plan=plan)
+
+    run_together(run, tickets, lambda _, jobs: programs.plan_all(jobs), done=done)
 
 
 def fly_one(
