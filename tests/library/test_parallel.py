@@ -75,7 +75,8 @@ def test_one_worker_works_here_and_a_dead_one_is_told() -> None:
 
 
 INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from muninn.parallel import Processes
 def forever(item):
     time.sleep(600)
