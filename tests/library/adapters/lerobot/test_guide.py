@@ -52,7 +52,8 @@ def test_the_guide_calibrates_a_policy_and_enables_its_cache(
     saved = Certificate.load("policy.muninn.safetensors")
     assert saved.metric == "executed_actions:1-8:within:0.002,0.002"
     evaluations, seconds = capsys.readouterr().out.splitlines()[-1].split()
-    assert 2 <= int(evaluations.strip("[]")) <= 16 and float(seconds) > 0.0
+    most = saved.program.most_evaluations(16)
+    assert 2 <= int(evaluations.strip("[]")) <= most and float(seconds) > 0.0
     assert tuple(names["action"].shape) == (1, ACTION) and not is_cache_enabled(policy)
 
 
