@@ -64,7 +64,9 @@ def ablate(
     tuned = out
     if smoke:
         raw, out = Path("runs/ablation-smoke/raw"), Path("runs/ablation-smoke/results")
-    for name, model in TEACHERS.values() if variant is None else (TEACHERS[variant],):
+    # A wheel brings one teacher: a miniature needs no other.
+    chosen = [variant or "diffuser"] if smoke or variant else list(TEACHERS)
+    for name, model in (TEACHERS[key] for key in chosen):
         if measure:
             console.print(f"[bold]{name}[/]: measuring into {raw / name}")
             run_study(
@@ -241,7 +243,8 @@ def latency(
         smoke,
         profile,
         command_line(),
-        subjects=subject or None,
+        # A wheel brings one teacher: a miniature needs no other.
+        subjects=subject or (["maze2d-fp32"] if smoke and device == "cpu" else None),
         methods=method or None,
         compiled=compile,
         growth=growth,
