@@ -96,11 +96,16 @@ class MeanEvidence:
 
 
 def lower_limit(
-    values: Sequence[float] | FloatArray, low: float, high: float, level: float
+    values: Sequence[float] | FloatArray,
+    low: float,
+    high: float,
+    level: float,
+    planned: int | None = None,
 ) -> float:
     """A number that the mean of scores in ``[low, high]`` is above, but with probability ``level``.
 
-    One gambler for every number m, who bets that the mean is above it. All bet as much, so that
+    ``planned`` is how many scores there were to be, where one may stop before: bets must not know
+    when. For every number m a gambler bets that the mean is above it. All bet as much, so that
     whoever bets on less is never poorer: below the limit every m is refuted, the true mean is not.
 
     >>> lower_limit([1.0] * 100, 0.0, 1.0, 0.05) > 0.95
@@ -115,7 +120,8 @@ def lower_limit(
     mean = (np.cumsum(known) - known + 0.5 * (low + high)) / (before + 1)
     squares = np.concatenate([[0.0], np.cumsum((known - mean) ** 2)[:-1]])
     variance = (squares + 0.25 * spread**2) / (before + 1)
-    bets = np.minimum(np.sqrt(-2.0 * np.log(level) / (count * variance)), BOLD / spread)
+    bets = np.sqrt(-2.0 * np.log(level) / ((planned or count) * variance))
+    bets = np.minimum(bets, BOLD / spread)
     least, most = low, float(known.max())
     for _ in range(40):
         middle = (least + most) / 2.0

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from muninn.certify.calibrate_outcomes import calibrate_outcomes
-from muninn.certify.certificate import Certificate, library_versions
+from muninn.certify.certificate import Certificate
 from muninn.certify.examine import require_eval
-from muninn.certify.journal import Journal, code_digest
+from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
 from muninn.certify.outcomes import Outcomes
-from muninn.certify.resumed import examined_before
+from muninn.certify.resumed import calibration_of, examined_before, known_by
 from muninn.certify.risk import require_risk, require_units, units_needed
 from muninn.certify.scan import Measuring, Scan
 from muninn.certify.tune import Objective, tune_family
@@ -138,15 +138,10 @@ def calibrate(
     }
     identity: dict[str, Any] = {}
     if resume is not None:
-        identity = {
-            "planner": planner.identity(),
-            "arithmetic": in_force,
+        identity = calibration_of(planner, in_force, family, deviation) | {
             "calls": units.identity(),
-            "family": None if family is None else family.to_json(),
             "settings": {**terms, "objective": objective},
-            "metric": digest(deviation, "metric"),
             "tolerance": digest(tolerance, "tolerance"),
-            "versions": {**library_versions(), "code": code_digest()},
         }
     journal = Journal(resume, identity)
     rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
@@ -181,7 +176,6 @@ def calibrate(
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])
     estimates = estimates[~np.isnan(estimates)]  # of calls that fell back
     return Certificate(
-        identity=planner.identity(examined.left_out),
         family=family,
         member=member,
         choosable=choosable,
@@ -190,12 +184,7 @@ def calibrate(
         realised=realised,
         estimates=np.asarray(estimates, dtype=np.float64),
         bound=bound,
-        versions=library_versions(),
-        arithmetic=in_force,
-        form=units.form,
-        together=examined.together,
-        questions=examined.questions,
-        unasked=examined.unasked,
+        **known_by(planner, examined, units, in_force),
         **terms,
     )
 

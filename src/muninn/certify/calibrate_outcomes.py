@@ -7,18 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from muninn.certify.certificate import Certificate, library_versions
-from muninn.certify.journal import Journal, code_digest
+from muninn.certify.certificate import Certificate
+from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, resolve
 from muninn.certify.outcome_scan import PROMISED, OutcomeScan, allowed_falls, episodes_needed
 from muninn.certify.outcomes import Outcomes, OutcomeUnits
-from muninn.certify.resumed import examined_before
+from muninn.certify.resumed import calibration_of, examined_before, known_by
 from muninn.certify.scan import Measuring
 from muninn.context import Context
 from muninn.engines.runtime import log_once
 from muninn.errors import InputError
 from muninn.identity.arithmetic import arithmetic
-from muninn.identity.digest import digest
 from muninn.model.planner import Planner
 from muninn.parallel import Map
 from muninn.programs.plan import Family
@@ -56,14 +55,9 @@ def calibrate_outcomes(
     promised = {key: getattr(outcomes, key) for key in ("promise", "margin", "low", "high")}
     identity: dict[str, Any] = {}
     if resume is not None:
-        identity = {
-            "planner": planner.identity(),
-            "arithmetic": in_force,
+        identity = calibration_of(planner, in_force, family, deviation) | {
             "episodes": units.identity(),
-            "family": None if family is None else family.to_json(),
             "settings": {**terms, **promised, "tune": outcomes.tune},
-            "metric": digest(deviation, "metric"),
-            "versions": {**library_versions(), "code": code_digest()},
         }
     journal = Journal(resume, identity)
     examined = examined_before("planner", planner, units, outcomes.together, journal)
@@ -89,7 +83,6 @@ def calibrate_outcomes(
         member, least, episodes, realised = scan.certify(family, risk, confidence)
     estimates = np.sort([value for each in episodes for value in each.estimate])
     return Certificate(
-        identity=planner.identity(examined.left_out),
         reference=None,
         family=family,
         member=member,
@@ -103,12 +96,6 @@ def calibrate_outcomes(
         realised=realised,
         estimates=np.asarray(estimates[~np.isnan(estimates)], dtype=np.float64),
         bound=None,
-        versions=library_versions(),
-        arithmetic=in_force,
-        form=units.form,
-        together=examined.together,
-        questions=examined.questions,
-        unasked=examined.unasked,
         outcome={
             **promised,
             "run": getattr(outcomes.run, "__qualname__", type(outcomes.run).__qualname__),
@@ -117,6 +104,7 @@ def calibrate_outcomes(
             "promised_confidence": 1.0 - PROMISED * (1.0 - confidence),
             "ruler": ruler,
         },
+        **known_by(planner, examined, units, in_force),
         **terms,
     )
 

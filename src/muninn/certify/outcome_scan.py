@@ -157,6 +157,7 @@ class OutcomeScan:
     ) -> tuple[int, float, list[Scored], list[dict[str, Any]]]:
         """The last proven member, a lower limit of its mean score, its episodes, all figures."""
         outcomes, err = self.units.outcomes, 1.0 - confidence
+        proof = 1.0 / (PROMISED * err)
         allowed = allowed_falls(outcomes, risk, confidence)
         full: list[Scored] = []
         source = self.episodes("full", self.full, "certify", outcomes.count)
@@ -170,7 +171,7 @@ class OutcomeScan:
         rows, member = [], 0
         for index, program in enumerate(family.programs[1:], 1):
             own: list[Scored] = []
-            fall = np.zeros(0)
+            fall, accepted = np.zeros(0), False
             name = f"member {index} of {len(family) - 1}"
             evidence = None if outcomes.promise == "harm" else self._evidence(name, program)
             for chunk in self.episodes(name, program, "certify", outcomes.count):
@@ -178,16 +179,12 @@ class OutcomeScan:
                 fall = of_full(len(own)) - scores(own)
                 if evidence is not None:
                     evidence.add(outcomes.margin - fall[-len(chunk) :])
-                    if evidence.e_value >= 1.0 / (PROMISED * err):
-                        break  # proven
-                if allowed is not None and np.sum(fall > outcomes.margin) > allowed:
-                    break  # more episodes can only add to them
-            if evidence is not None:
-                accepted = evidence.e_value >= 1.0 / (PROMISED * err)
-            else:
-                accepted = allowed is not None and bool(np.sum(fall > outcomes.margin) <= allowed)
-            rows.append(_row(index, own, fall, outcomes, accepted, PROMISED * err))
-            rows[-1]["e_value"] = None if evidence is None else evidence.e_value
+                    accepted = evidence.e_value >= proof
+                else:
+                    accepted = int(np.sum(fall > outcomes.margin)) <= allowed
+                if accepted == (evidence is not None):
+                    break  # proven; or refuted, since more episodes can only add falls
+            rows.append(_row(index, own, fall, outcomes, accepted, evidence, 1.0 / proof))
             if not accepted:
                 break
             member, seen = index, own
@@ -196,7 +193,8 @@ class OutcomeScan:
             seen = full
         # Any member might have been the last: a lower limit for each.
         level = (1.0 - PROMISED) * err / len(family)
-        return member, lower_limit(scores(seen), outcomes.low, outcomes.high, level), seen, rows
+        known, ends = scores(seen), (outcomes.low, outcomes.high)
+        return member, lower_limit(known, *ends, level, outcomes.count), seen, rows
 
     def _evidence(self, name: str, program: AnyProgram) -> MeanEvidence:
         """Nothing yet; bets begin with what the program did in tuning episodes."""
@@ -213,6 +211,7 @@ def _row(
     fall: FloatArray,
     outcomes: Outcomes,
     accepted: bool,
+    evidence: MeanEvidence | None,
     level: float,
 ) -> dict[str, Any]:
     """Figures of one member on the episodes that were run."""
@@ -234,6 +233,7 @@ def _row(
         "rises": int(np.sum(-fall > outcomes.margin)),
         "fall_mean": float(fall.mean()),
         "score_mean": float(scores(own).mean()),
+        "e_value": None if evidence is None else evidence.e_value,
         "evaluations_mean": float(evaluations.mean()),
         "evaluations_max": int(evaluations.max()),
         "fallbacks": int(sum(np.isnan(each.estimate).sum() for each in own)),
@@ -246,8 +246,8 @@ def scores(episodes: list[Scored]) -> FloatArray:
     return np.array([each.score for each in episodes], dtype=np.float64)
 
 
-def allowed_falls(outcomes: Outcomes, risk: float, confidence: float) -> int | None:
-    """How many of the episodes may fall by more than the margin; None where the mean is promised.
+def allowed_falls(outcomes: Outcomes, risk: float, confidence: float) -> int:
+    """How many of the episodes may fall by more than the margin; any where the mean is promised.
 
     Raises:
         CalibrationError: so few episodes prove nothing, even where nothing changes.
@@ -262,7 +262,7 @@ def allowed_falls(outcomes: Outcomes, risk: float, confidence: float) -> int | N
             f"{confidence:g}: it takes about {fewest or 'more than 100,000'} even if no outcome "
             "changes. Give more, or accept a wider margin"
         )
-    return None
+    return outcomes.count
 
 
 def episodes_needed(outcomes: Outcomes, risk: float = 0.05, confidence: float = 0.95) -> str:

@@ -12,8 +12,13 @@ from torch import Tensor
 
 from muninn.certify.lockstep import run_together
 from muninn.certify.paired import Runtimes, call_seed
-from muninn.certify.units import PlanFunction
-from muninn.context import Context, batch_size, concatenate, form, select
+from muninn.certify.units import (
+    PlanFunction,
+    require_arithmetic,
+    require_form,
+    require_one_row,
+)
+from muninn.context import Context, concatenate, form, select
 from muninn.errors import InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
@@ -99,13 +104,6 @@ class Scored:
     estimate: list[float]  # accumulated error estimate of each call
 
 
-def _one_row(context: Context) -> Context:
-    """A copy of a context: simulators reuse their buffers."""
-    if batch_size(context) not in (None, 1):
-        raise InputError("an episode plans one call at a time: a context of one row")
-    return select(context, torch.arange(1, device="cpu"))
-
-
 @dataclass(eq=False)
 class OutcomeUnits:
     """Numbered episodes that any program can drive; the same world and noise for all of them."""
@@ -149,22 +147,29 @@ class OutcomeUnits:
                 estimates[place].append(error)
             return plans
 
-        def run(ask: PlanFunction, seed: int) -> Any:
-            return self.outcomes.run(lambda context: ask(_one_row(context)), seed)
-
-        scores = run_together(run, seeds, answer, time_limit=self.outcomes.time_limit)
+        scores = run_together(self._drive, seeds, answer, time_limit=self.outcomes.time_limit)
         for seed, own in zip(seeds, spent, strict=True):
             if not own:
                 raise InputError(f"the episode of seed {seed} ended without planning; check run()")
         checked = map(self.outcomes.checked, scores, seeds)
         return [Scored(*each) for each in zip(checked, spent, estimates, strict=True)]
 
+    def _drive(self, ask: PlanFunction, seed: int) -> Any:
+        """One episode; contexts are copied, since simulators reuse their buffers."""
+
+        def plan(context: Context) -> Tensor:
+            require_one_row(context)
+            return ask(select(context, torch.arange(1, device="cpu")))
+
+        return self.outcomes.run(plan, seed)
+
     def _planned(
         self, program: AnyProgram, contexts: list[Context], seeds: list[int]
     ) -> tuple[list[Tensor], list[int], list[float]]:
         """Plans of some calls, a row each, their evaluations and error estimates."""
+        require_arithmetic(self._arithmetic, self.planner)
         for context in contexts:
-            self._require_fit(context)
+            require_form(self.form, context)
         if self.met is not None:
             self.met += contexts
         together = self.batches or len(contexts) == 1
@@ -179,22 +184,6 @@ class OutcomeUnits:
             estimate += record.estimate.tolist()
         return plans, evaluations, estimate
 
-    def _require_fit(self, context: Context) -> None:
-        """A certificate holds for contexts of one form and for one arithmetic."""
-        if self.form is not None and form(context) != self.form:
-            raise InputError(
-                f"an episode planned with a context of another form, {form(context)}, than "
-                f"{self.form} before; a certificate needs contexts of one form (pad what varies in "
-                "length)"
-            )
-        here = arithmetic(self.planner.device)
-        if here != self._arithmetic:
-            raise InputError(
-                f"an episode planned with arithmetic {here or 'plain'}, calibration began with "
-                f"{self._arithmetic or 'plain'}; put autocast around calibrate as well, and set "
-                "TF32 switches before it"
-            )
-
     def identity(self) -> dict[str, Any]:
         """The episodes, with all that their driver reads, JSON-ready, for the journal.
 
@@ -208,12 +197,13 @@ class OutcomeUnits:
         """Contexts of one more episode, driven by full compute; repeated where they are few."""
         met: list[Context] = []
 
-        def plan(context: Context) -> Tensor:
-            met.append(_one_row(context))
+        def answer(_: list[int], contexts: list[Context]) -> Sequence[Tensor]:
+            met.extend(contexts)
             noise = self.planner.draw_noise(seeds=[call_seed(self.seed, 3, len(met))])
-            return self.planner.sample(context, noise=noise)
+            return [self.planner.sample(contexts[0], noise=noise)]
 
-        self.outcomes.run(plan, call_seed(self.seed, 3, 0, 0))
+        world = call_seed(self.seed, 3, 0, 0)
+        run_together(self._drive, [world], answer, time_limit=self.outcomes.time_limit)
         if not met:
             raise InputError("an episode ended without planning once; check run()")
         self.form = form(met[0])

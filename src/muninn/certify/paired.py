@@ -13,7 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from muninn.certify.metrics import Metric, Tolerance, measure, resolve, tolerances
+from muninn.certify.metrics import (
+    Metric,
+    Tolerance,
+    measure,
+    resolve,
+    takes_context,
+    tolerances,
+)
 from muninn.context import Context, batch_size, select
 from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import Runtime
@@ -188,7 +195,9 @@ class PairedCalls:
         """Run a program on some calls, paired with Full."""
         full = self.full(calls)
         cached, record = self.run(program, calls)
-        deviation = measure(self.metric, full, cached.to(full.dtype), self.contexts(calls))
+        # Afresh: a network may write into its own.
+        context = self.contexts(calls) if takes_context(self.metric) else None
+        deviation = measure(self.metric, full, cached.to(full.dtype), context)
         return Measured(deviation, record.estimate, record.evaluations)
 
     def measure_in_batches(self, program: AnyProgram, calls: list[int]) -> Measured:

@@ -4,12 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
+from muninn.certify.certificate import library_versions
 from muninn.certify.examine import CALLS, Examined, examine
-from muninn.certify.journal import Journal
+from muninn.certify.journal import Journal, code_digest
+from muninn.certify.metrics import Metric
 from muninn.certify.scan import other_answers
 from muninn.errors import CalibrationError
+from muninn.identity.arithmetic import Arithmetic
 from muninn.identity.digest import digest
 from muninn.model.planner import Planner
+from muninn.programs.plan import Family
+
+
+def calibration_of(
+    planner: Planner, in_force: Arithmetic, family: Family | None, metric: Metric
+) -> dict[str, Any]:
+    """By what a journal knows every calibration, besides its units and settings; JSON-ready."""
+    return {
+        "planner": planner.identity(),
+        "arithmetic": in_force,
+        "family": None if family is None else family.to_json(),
+        "metric": digest(metric, "metric"),
+        "versions": {**library_versions(), "code": code_digest()},
+    }
+
+
+def known_by(
+    planner: Planner, examined: Examined, units: Any, in_force: Arithmetic
+) -> dict[str, Any]:
+    """The fields of a certificate by which it will know its planner again."""
+    return {
+        "identity": planner.identity(examined.left_out),
+        "versions": library_versions(),
+        "arithmetic": in_force,
+        "form": units.form,
+        "together": examined.together,
+        "questions": examined.questions,
+        "unasked": examined.unasked,
+    }
 
 
 def examined_before(

@@ -82,8 +82,8 @@ def tune_family(
 ) -> Family:
     """The frontier around the fewest evaluations that keep the tolerance on the tuning calls.
 
-    ``groups`` are the methods to choose from, as in :class:`muninn.certify.frontier.Frontier`, and
-    ``adaptive`` for second looks and gates; all by default.
+    ``groups`` are the methods to choose from, as in :class:`muninn.certify.frontier.Frontier`; all
+    by default, and then second looks and gates, too.
     """
     if objective not in get_args(Objective):
         raise InputError(f"objective is 'evaluations', 'time' or 'worst', got {objective!r}")
@@ -91,9 +91,7 @@ def tune_family(
         raise InputError(f"share must lie in [0, 1), got {share}")
     advance = task("tune: programs tried", None)
     frontier = Frontier(paired, tolerance, share, journal, advance, groups=groups)
-    return frontier_family(
-        frontier, objective, (groups is None or "adaptive" in groups) and objective != "worst"
-    )
+    return frontier_family(frontier, objective, groups is None and objective != "worst")
 
 
 def frontier_family(

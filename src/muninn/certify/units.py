@@ -21,7 +21,7 @@ from muninn.certify.paired import PairedCalls, Runtimes, call_seed, full_compute
 from muninn.certify.sources import gather
 from muninn.context import Context, batch_size, concatenate, form, require_rows, select
 from muninn.errors import InputError
-from muninn.identity.arithmetic import arithmetic
+from muninn.identity.arithmetic import Arithmetic, arithmetic
 from muninn.identity.digest import digest
 from muninn.model.planner import Noise, Planner
 from muninn.programs.plan import AnyProgram
@@ -125,6 +125,32 @@ class OpenLoop:
         )
 
 
+def require_one_row(context: Context) -> None:
+    """Raise InputError unless a context is that of one call."""
+    if batch_size(context) not in (None, 1):
+        raise InputError("an episode plans one call at a time: a context of one row")
+
+
+def require_arithmetic(began: Arithmetic, planner: Planner) -> None:
+    """A certificate holds for one arithmetic: that of every call it was made from."""
+    here = arithmetic(planner.device)
+    if here != began:
+        raise InputError(
+            f"an episode planned with arithmetic {here or 'plain'}, calibration began with "
+            f"{began or 'plain'}; put autocast around calibrate as well, and set TF32 switches "
+            "before it"
+        )
+
+
+def require_form(known: dict[str, Any] | None, context: Context) -> None:
+    """A certificate holds for contexts of one form; None before it is known."""
+    if known is not None and form(context) != known:
+        raise InputError(
+            f"an episode planned with a context of another form, {form(context)}, than {known} "
+            "before; a certificate needs contexts of one form (pad what varies in length)"
+        )
+
+
 @dataclass(eq=False)
 class ClosedLoop:
     """Units made of episodes that each program drives itself."""
@@ -156,15 +182,9 @@ class ClosedLoop:
         outcome, runtime = Outcome([], [], [], []), self._runtimes[program]
 
         def plan(context: Context) -> Tensor:
-            if batch_size(context) not in (None, 1):
-                raise InputError("an episode plans one call at a time: a context of one row")
-            self._require_arithmetic()
-            if self.form is not None and form(context) != self.form:
-                raise InputError(
-                    f"an episode planned with a context of another form, {form(context)}, than "
-                    f"{self.form} before; a certificate needs contexts of one form (pad what "
-                    "varies in length)"
-                )
+            require_one_row(context)
+            require_arithmetic(self._arithmetic, self.planner)
+            require_form(self.form, context)
             seed = call_seed(self.seed, unit, len(outcome.deviation))
             noise = self.planner.draw_noise(seeds=[seed])
             full = full_compute(self.reference, context, noise)
@@ -186,16 +206,6 @@ class ClosedLoop:
         chosen = int(draw * len(outcome.deviation))
         return Outcome(*([values[chosen]] for values in asdict(outcome).values()))
 
-    def _require_arithmetic(self) -> None:
-        """A certificate holds for one arithmetic: that of every call it was made from."""
-        here = arithmetic(self.planner.device)
-        if here != self._arithmetic:
-            raise InputError(
-                f"an episode planned with arithmetic {here or 'plain'}, calibration began with "
-                f"{self._arithmetic or 'plain'}; put autocast around calibrate as well, and set "
-                "TF32 switches before it"
-            )
-
     def identity(self) -> dict[str, Any]:
         """The driver, with all that it reads, JSON-ready, for the journal."""
         return {"episodes": digest(self.episodes.drive, "drive"), "count": self.count}
@@ -215,7 +225,7 @@ class ClosedLoop:
         """Full compute; the contexts that it meets are added to a list."""
 
         def plan(context: Context) -> Tensor:
-            self._require_arithmetic()
+            require_arithmetic(self._arithmetic, self.planner)
             # Not (seed, unit, call): no certify episode may share its noise with tuning.
             seed = call_seed(self.seed, self.count, *stream, len(met))
             met.append(select(context, torch.arange(1, device="cpu")))  # simulators reuse buffers

@@ -292,6 +292,8 @@ def test_an_episode_without_end_is_named() -> None:
     units = OutcomeUnits(planner(), own, 0)
     with pytest.raises(CalibrationError, match=r"is not over after 0.3 s"):
         units.measure(family().member(4), "certify", [0])
+    with pytest.raises(CalibrationError, match=r"is not over after 0.3 s"):
+        units.examples(2)  # the first episode of a calibration
 
 
 def test_a_run_that_does_not_repeat_itself_is_a_warning_and_is_recorded(
