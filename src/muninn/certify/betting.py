@@ -22,6 +22,9 @@ CAUTION = 0.1
 BOLD = 0.9
 """Of the range of scores over a bet on a single one, where many bet alike."""
 
+HORIZONS = (64, 256, 1024, 4096, 16384)
+"""Numbers of scores that bets on a mean are made for."""
+
 NEWTON = 30
 MOST = 100_000
 """Observations beyond which :func:`needed` gives up."""
@@ -96,17 +99,14 @@ class MeanEvidence:
 
 
 def lower_limit(
-    values: Sequence[float] | FloatArray,
-    low: float,
-    high: float,
-    level: float,
-    planned: int | None = None,
+    values: Sequence[float] | FloatArray, low: float, high: float, level: float
 ) -> float:
     """A number that the mean of scores in ``[low, high]`` is above, but with probability ``level``.
 
-    ``planned`` is how many scores there were to be, where one may stop before: bets must not know
-    when. For every number m a gambler bets that the mean is above it. All bet as much, so that
-    whoever bets on less is never poorer: below the limit every m is refuted, the true mean is not.
+    For every number m some gamblers bet that the mean is above it, each as if for one of
+    :data:`HORIZONS`: no bet knows when the scores end, so that they may end, or go on, at any time.
+    The bets are the same for every m, so that whoever bets on less is never poorer: below the limit
+    every m is refuted, and the true mean is not.
 
     >>> lower_limit([1.0] * 100, 0.0, 1.0, 0.05) > 0.95
     True
@@ -120,13 +120,15 @@ def lower_limit(
     mean = (np.cumsum(known) - known + 0.5 * (low + high)) / (before + 1)
     squares = np.concatenate([[0.0], np.cumsum((known - mean) ** 2)[:-1]])
     variance = (squares + 0.25 * spread**2) / (before + 1)
-    bets = np.sqrt(-2.0 * np.log(level) / ((planned or count) * variance))
+    bets = np.sqrt(-2.0 * np.log(level) / (np.array(HORIZONS)[:, None] * variance))
     bets = np.minimum(bets, BOLD / spread)
+    refuted = math.log(len(HORIZONS)) - math.log(level)
     least, most = low, float(known.max())
     for _ in range(40):
         middle = (least + most) / 2.0
-        wealth = np.cumsum(np.log1p(bets * (known - middle)))
-        least, most = (middle, most) if wealth.max() >= -math.log(level) else (least, middle)
+        wealth = np.cumsum(np.log1p(bets * (known - middle)), axis=1)
+        together = np.logaddexp.reduce(wealth, axis=0)
+        least, most = (middle, most) if together.max() >= refuted else (least, middle)
     return least
 
 

@@ -66,17 +66,21 @@ class Journal:
         """Whether it is on disk."""
         return self._path is not None
 
-    def get(self, key: str) -> Any | None:
+    def get(self, key: str) -> Any:
         """A finished piece, or None."""
         return self._entries.get(key)
 
     def put(self, key: str, value: Any) -> None:
         """Record a finished piece; on disk before this returns."""
-        self._entries[key] = value
+        self.put_all({key: value})
+
+    def put_all(self, pieces: dict[str, Any]) -> None:
+        """Record some finished pieces; on disk before this returns."""
+        self._entries |= pieces
         if self._path is None:
             return
         with self._writing(), self._path.open("a") as file:
-            file.write(json.dumps([key, value]) + "\n")
+            file.write("".join(json.dumps(piece) + "\n" for piece in pieces.items()))
             file.flush()
             os.fsync(file.fileno())
 

@@ -62,23 +62,18 @@ class OutcomeScan:
         self, name: str, program: AnyProgram, stream: Stream, count: int, *, twice: bool = False
     ) -> Iterator[list[Scored]]:
         """Chunks of the first episodes of a stream, from the journal as far as they are there."""
-        chunk, key_of = self.units.chunk, program_digest(program)
-        chunks = [list(range(at, min(at + chunk, count))) for at in range(0, count, chunk)]
-        keys = [f"{stream}/{key_of}/{own[0]}-{own[-1]}{'/again' * twice}" for own in chunks]
-        stored = [self.journal.get(key) for key in keys]
-        missing = [
-            (program, stream, own) for own, s in zip(chunks, stored, strict=True) if s is None
-        ]
-        advance = self.task(f"{stream}: {name}", count) if missing else silent
-        fresh = self.workers.map(self.measuring, missing) if missing else iter(())
-        for own, key, entries in zip(chunks, keys, stored, strict=True):
-            if entries is None:
-                found, _ = next(fresh)
-                self.journal.put(key, [asdict(each) for each in found])
-            else:
-                found = [Scored(**entry) for entry in entries]
+        chunk, key = self.units.chunk, f"{stream}/{program_digest(program)}{'/again' * twice}"
+        chunks = [range(at, min(at + chunk, count)) for at in range(0, count, chunk)]
+        missing = [[k for k in own if self.journal.get(f"{key}/{k}") is None] for own in chunks]
+        to_run = [(program, stream, own) for own in missing if own]
+        advance = self.task(f"{stream}: {name}", count) if to_run else silent
+        fresh = self.workers.map(self.measuring, to_run) if to_run else iter(())
+        for own, lacking in zip(chunks, missing, strict=True):
+            if lacking:
+                pairs = zip(lacking, next(fresh)[0], strict=True)
+                self.journal.put_all({f"{key}/{k}": asdict(scored) for k, scored in pairs})
             advance(len(own))
-            yield found
+            yield [Scored(**self.journal.get(f"{key}/{k}")) for k in own]
 
     def all(self, name: str, program: AnyProgram, stream: Stream, count: int) -> list[Scored]:
         """All of them at once."""
@@ -194,7 +189,7 @@ class OutcomeScan:
         # Any member might have been the last: a lower limit for each.
         level = (1.0 - PROMISED) * err / len(family)
         known, ends = scores(seen), (outcomes.low, outcomes.high)
-        return member, lower_limit(known, *ends, level, outcomes.count), seen, rows
+        return member, lower_limit(known, *ends, level), seen, rows
 
     def _evidence(self, name: str, program: AnyProgram) -> MeanEvidence:
         """Nothing yet; bets begin with what the program did in tuning episodes."""
