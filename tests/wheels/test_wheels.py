@@ -122,7 +122,7 @@ def test_a_new_users_policy_is_certified_and_judged(place: Path) -> None:
     certificate = "policy.muninn.safetensors"
     promised = f"my_policy.py:planner {certificate} --tolerance 0.05 --calls 200"
     made = succeeds(place, f"muninn calibrate {promised}")
-    assert "At most 5.0% of new calls" in " ".join(made.split())
+    assert "at most 5.0% of new calls" in " ".join(made.split())
     assert "Not promised" in succeeds(place, f"muninn inspect {certificate}")
     judged = f"muninn evaluate my_policy.py:planner {certificate} --calls 100 --out run.json"
     assert "kept" in succeeds(place, judged)

@@ -60,8 +60,9 @@ def mean() -> Certificate:
 
 def test_harm_is_promised_in_words_and_in_the_file(harm: Certificate, tmp_path: Path) -> None:
     assert harm.member > 0 and harm.unit == "episode" and harm.loop == "closed"
+    spent = f"{harm.realised[harm.member - 1]['evaluations_mean']:.3g}"
     assert harm.promise() == (
-        "In at most 10.0% of new episodes the score falls below full compute's in the same "
+        f"With {spent} of {STEPS} evaluations a call, in at most 10.0% of new episodes the score falls below full compute's in the same "
         "episode, with confidence 95% over the calibration draw, for episodes like those "
         "calibrated (closed loop)."
     )
