@@ -115,13 +115,13 @@ def demo(
 ) -> None:
     """Survey the bundled planner, certify it live, race it against the alternatives, report."""
     import muninn
-    from muninn_bench.registry import find_task
     from muninn_bench.report.tables import print_result
     from muninn_bench.studies.certified import Certified, Sizes, fit_family, load_family
     from muninn_bench.studies.compare import compare as run
     from muninn_bench.task import Stream, context_rows
+    from muninn_bench.tasks.discs.task import TASK as task
 
-    task, variant, family = find_task("discs"), "diffuser", "discs/family.json"
+    variant, family = "diffuser", "discs/family.json"
     if fit is not None:
         console.print(f"wrote {fit_family(task, variant, fit, tolerance, command_line())}")
     sizes = Sizes(calibration=calls, episodes=test_calls, timed=timed)
@@ -131,11 +131,13 @@ def demo(
     )  # fmt: skip
     if smoke:
         study.shrink()
-    console.print("[bold]1. Survey[/]: how close to full compute with how few evaluations?")
+    console.print("[bold]1. Survey[/]: how few evaluations, how close to full compute?")
     looked = context_rows(task, variant, Stream.TUNE, 80 if smoke else 256, seed)
-    found = muninn.survey(study.planner, looked, metric=task.metric(variant), seed=seed)
+    found = muninn.survey(
+        study.planner, looked, metric=task.metric(variant), check=task.good, seed=seed
+    )
     print_table(console, *found.table())
-    console.print(found.advice())
+    console.print(f"{found.heading()} {found.advice()}", highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     found.picture(out / "survey.png")
     console.print(
@@ -144,10 +146,18 @@ def demo(
     )
     (out / "certificate.muninn.safetensors").unlink(missing_ok=True)  # live, every time
     certificate = study.certify()
-    console.print(certificate.promise())
+    console.print(certificate.promise(), highlight=False)
     console.print(f"[bold]3. Race[/] on {study.sizes.episodes} held-out calls")
     print_result(console, run(study, certificate, command_line()))
     console.print(f"[bold]4. Read[/] {out / 'report.html'}, and see {out / 'survey.png'}")
+    console.print("[bold]5. Your own model[/]: put it into the template, then")
+    console.print(OWN_MODEL, highlight=False, markup=False)
+
+
+OWN_MODEL = """\
+   muninn new my_policy.py
+   muninn survey my_policy.py:planner
+   muninn calibrate my_policy.py:planner policy.muninn.safetensors --tolerance 0.05"""
 
 
 @app.command()

@@ -16,11 +16,7 @@ from muninn.errors import InputError, MuninnError
 from muninn.files import write_whole
 
 console = Console()
-app = typer.Typer(
-    help="Certified caching for trajectory diffusion: fast plans, close to full compute.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 Made = TypeVar("Made")
 Target = Annotated[
@@ -38,6 +34,36 @@ def main(commands: typer.Typer = app) -> None:
     except (MuninnError, OSError) as error:
         console.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from muninn.certify.certificate import library_versions
+
+        print(", ".join(f"{name} {version}" for name, version in library_versions().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say versions.")
+    ] = False,
+) -> None:
+    """Certified caching for trajectory diffusion: fast plans, close to full compute."""
+
+
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(help="Python file to write.")] = Path("my_policy.py"),
+) -> None:
+    """Write a commented file with a planner, which runs as it is; put your own model into it."""
+    if file.suffix != ".py" or not file.stem.isidentifier():
+        raise InputError(f"{file} cannot be imported; choose a name such as my_policy.py")
+    _require_free(file)
+    template = Path(__file__).with_name("template.txt").read_text()
+    write_whole(file, template.replace("FILE", str(file)))
+    console.print(f"wrote {file}; it runs as it is: muninn survey {file}:planner", soft_wrap=True)
 
 
 @app.command()
@@ -196,7 +222,8 @@ def _page(run: dict[str, Any]) -> str:
             "median time of a call": f"{1e3 * seconds['certified']:.2f} ms, full compute "
             f"{1e3 * seconds['full']:.2f} ms ({seconds['full'] / seconds['certified']:.1f}x)",
             "deviation": ", ".join(f"{name} {value:.4g}" for name, value in deviation.items()),
-            "within the per-call bound": f"{run['coverage']:.1%} ({1 - run['risk']:.1%} promised)",
+            "within the per-call bound": f"{run['coverage']:.1%} ({1 - run['risk']:.0%} on average over "
+            "calibrations; a few per cent less or more are expected in one)",
         }
     rows["seed"] = run["seed"]
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())

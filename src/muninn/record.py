@@ -19,7 +19,7 @@ class Record:
     estimate: npt.NDArray[np.float64]
     fallback: tuple[str | None, ...]  # why a row was run with full compute instead, one per row
     seconds: float  # wall-clock time of the call
-    # Per-call bound ``Dhat`` on the deviation, if a certificate gives one, (batch,).
+    # Per-call bound on the deviation, if a certificate gives one, (batch,).
     bound: npt.NDArray[np.float64] | None = None
     # Share of calibration calls with a smaller estimate, if known, (batch,).
     rank: npt.NDArray[np.float64] | None = None
@@ -29,3 +29,18 @@ class Record:
     def fallbacks(self) -> int:
         """Rows that fell back to full compute."""
         return sum(reason is not None for reason in self.fallback)
+
+    def __str__(self) -> str:
+        """One line for a person; the arrays are in the fields.
+
+        >>> print(Record(np.array([3]), np.ones((1, 9), bool), np.array([0.1]), (None,), 0.012))
+        1 plan in 12.0 ms, 3 of 9 evaluations
+        """
+        count, steps = self.evaluated.shape
+        spent = sorted({int(self.evaluations.min()), int(self.evaluations.max())})
+        said = f"{count} plan{'s' * (count > 1)} in {1e3 * self.seconds:.1f} ms, "
+        said += f"{' to '.join(map(str, spent))} of {steps} evaluations"
+        if self.bound is not None:
+            said += f", deviation bounded by {self.bound.max():.3g}"
+        reasons = sorted({reason for reason in self.fallback if reason is not None})
+        return said + (f", {self.fallbacks} in full: {'; '.join(reasons)}" if reasons else "")

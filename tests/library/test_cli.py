@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import muninn
 from analytic import mixture_planner
 from muninn.certify.scan import Scan
+from muninn.certify.target import load
 from muninn.certify.unchecked import UNCHECKED
 from muninn.cli import app, main
 from muninn.model.schedule import Schedule
@@ -40,7 +43,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_command_explains_itself() -> None:
     runner = CliRunner()
     listing = runner.invoke(app, ["--help"]).output
-    for command in ("inspect", "calibrate", "evaluate", "report"):
+    for command in ("new", "survey", "inspect", "calibrate", "evaluate", "report"):
         assert command in listing
         assert runner.invoke(app, [command, "--help"]).exit_code == 0
 
@@ -167,7 +170,8 @@ def muninn_command(
     Path("my_policy.py").write_text(POLICY)
 
     def command(*arguments: str) -> tuple[int, str]:
-        monkeypatch.delitem(sys.modules, "my_policy", raising=False)
+        for module in ("my_policy", "route"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
         monkeypatch.setattr(sys, "argv", ["muninn", *arguments])
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
@@ -328,3 +332,49 @@ def test_a_file_named_like_a_module_is_refused(muninn_command: Command) -> None:
     Path("json.py").write_text(POLICY)
     code, said = muninn_command("calibrate", "json.py:policy", "out", *SETTINGS)
     assert code == 2 and "json.py has the name of another module, json; rename it" in said
+
+
+# -- a file to begin with -------------------------------------------------------------------------
+
+
+def test_the_template_runs_as_it_is(muninn_command: Command) -> None:
+    code, said = muninn_command("new", "route.py")
+    assert code == 0 and "muninn survey route.py:planner" in said
+    assert "muninn calibrate route.py:planner" in Path("route.py").read_text()
+    faster = Path("route.py").read_text().replace("cosine(100)", "cosine(12)")
+    Path("route.py").write_text(faster)  # so that this takes seconds
+    settings = ("--tolerance", "0.5", "--risk", "0.1", "--calls", "150")
+    code, said = muninn_command("calibrate", "route.py:planner", "r.muninn", *settings)
+    assert code == 0 and "of 12 evaluations a call" in " ".join(said.split()), said
+    code, said = muninn_command("evaluate", "route.py:planner", "r.muninn", "--calls", "100")
+    assert code == 0 and said.startswith("# Is the promise kept?"), said
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("my_policy.py", "my_policy.py exists"), ("1st.py", "cannot be imported"),
+     ("policy.txt", "cannot be imported"), ("nowhere/p.py", "its folder does not exist")],
+)  # fmt: skip
+def test_a_template_overwrites_nothing_and_can_be_imported(
+    name: str, words: str, muninn_command: Command
+) -> None:
+    code, said = muninn_command("new", name)
+    assert code == 2 and words in " ".join(said.split())
+
+
+def test_the_guides_file_for_diffusers_returns_a_planner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("diffusers")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    guide = (Path(__file__).parents[2] / "docs/guides/command_line.md").read_text()
+    path = tmp_path / "unet.py"
+    path.write_text(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0])
+    planner, calls, _ = load(f"{path}:planner")
+    assert calls == 120 and planner.sample(noise=planner.draw_noise(2)).shape == (2, 2, 32)
+
+
+def test_versions_are_said(muninn_command: Command) -> None:
+    code, said = muninn_command("--version")
+    assert code == 0 and said.startswith("muninn ") and f"torch {torch.__version__}" in said

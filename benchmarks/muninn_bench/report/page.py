@@ -16,7 +16,7 @@ from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn_bench.registry import find_task
 from muninn_bench.report.style import COLOURS, INK, TITLES, subplots, svg
-from muninn_bench.report.tables import cells, headings, title
+from muninn_bench.report.tables import BROKEN, answers, cells, headings, title
 from muninn_bench.task import Drawable
 
 Arrays = dict[str, Any]
@@ -38,13 +38,13 @@ def write_report(run: Path) -> Path:
 
 def render(result: dict[str, Any], arrays: Arrays) -> str:
     """The page as HTML text, pictures inside."""
-    kept, sure = result["violation_p_value"] >= 0.01, result["confidence"]
-    words = "The promise was kept." if kept else "The promise was NOT kept: please report this."
+    kept, sure = result["violation_p_value"] >= BROKEN, result["confidence"]
+    asked = "".join(f"<dt>{k}</dt><dd>{html.escape(v)}</dd>" for k, v in answers(result).items())
     places = {k: html.escape(v) if isinstance(v, str) else v for k, v in result.items()}
     places |= {method["name"]: method for method in result["methods"]}
     places |= {
         "sampler": result["sampler"].upper(),
-        "verdict": f'<p class="verdict{"" if kept else " bad"}"><b>{words}</b>',
+        "answers": f'<dl class="verdict{"" if kept else " bad"}">{asked}</dl>',
         "table": _table(result),
         **_plans(result, arrays),
         "evaluated": evaluated_steps(arrays),
@@ -106,7 +106,8 @@ def overlays(arrays: Arrays, task: Drawable, variant: str, rival: str | None) ->
             x, y = arrays[f"{name}.positions"][call].T
             axis.plot(x, y, color=COLOURS[name], linewidth=width, label=TITLES[name])
         axis.set_title(f"call {call}: deviation {deviation[call]:.4f}", fontsize=9)
-        axis.set(xticks=[], yticks=[])
+        axis.tick_params(labelsize=7)
+    axes.flat[3].set(xlabel="m", ylabel="m")
     axes.flat[0].legend(loc="lower left", fontsize=8, framealpha=0.9)
     return svg(figure)
 
@@ -145,7 +146,7 @@ def bound_reliability(arrays: Arrays, risk: float) -> str:
     left.scatter(bound, deviation, s=10, color=COLOURS["muninn"], alpha=0.6, linewidths=0)
     ends = [0.5 * min(deviation.min(), bound.min()) + 1e-6, 1.5 * max(deviation.max(), bound.max())]
     left.plot(ends, ends, color=INK, linewidth=1)
-    left.set(xscale="log", yscale="log", xlabel="bound Dhat", ylabel="true deviation")
+    left.set(xscale="log", yscale="log", xlabel="per-call bound", ylabel="true deviation")
     left.xaxis.set_minor_formatter("")
     left.yaxis.set_minor_formatter("")
     groups = np.array_split(np.argsort(estimate), min(5, len(estimate)))
@@ -155,9 +156,9 @@ def bound_reliability(arrays: Arrays, risk: float) -> str:
     overall = (deviation <= bound).mean()
     right.set(
         xlabel="fifth of calls by error estimate (5 = largest)",
-        ylabel="share covered",
+        ylabel="share within their bound",
         ylim=(min(0.6, *covered) - 0.1, 1.01),
-        title=f"{overall:.1%} covered in all, {1 - risk:.0%} intended",
+        title=f"{overall:.1%} of the calls within their bound; on average {1 - risk:.0%}",
     )
     right.title.set_fontsize(9)
     return svg(figure)

@@ -26,7 +26,7 @@ BLUE, ORANGE, GREEN, PINK, YELLOW, SKY = CYCLE
 TITLES = {
     "full": "Full",
     "muninn": "Muninn",
-    "fewsteps": "FewSteps",
+    "fewsteps": "Fewer steps",
     "dpmsolver": "DPM-Solver++",
     "unipc": "UniPC",
     "taylor": "Taylor series",

@@ -9,6 +9,9 @@ from rich.console import Console
 from muninn_bench.report.style import TITLES
 from muninn_bench.report.table import print_table
 
+BROKEN = 0.01
+"""A p-value below which a promise is reported as broken."""
+
 
 def title(method: dict[str, Any]) -> str:
     """A method's row in words, with the order that tuning chose where there was a choice."""
@@ -42,20 +45,58 @@ def cells(method: dict[str, Any], intervals: bool = False) -> list[str]:
 
 
 def print_result(console: Console, result: dict[str, Any]) -> None:
-    """The comparison, one row per method."""
-    name = f"{result['planner']}, {result['sampler'].upper()} {result['steps']} steps"
+    """The comparison, one row per method, and what to make of it."""
     rows = [cells(method) for method in result["methods"]]
-    print_table(console, headings(result), rows, name)
-    console.print(
-        f"speed-up {result['speedup']:.2f}x at batch 1 on {result['device']}; promised: at most "
-        f"{result['risk']:.0%} of calls beyond {result['tolerance']:g} ({result['metric']})"
-    )
+    print_table(console, headings(result), rows)
+    unit = result["tolerance_unit"]
+    console.print(f"ms: the median call; slow ms: 99% are faster; 95% within, beyond: {unit}.")
+    for name, sentence in answers(result).items():
+        console.print(f"[bold]{name}[/] {sentence}", highlight=False)
 
 
 def headings(result: dict[str, Any]) -> list[str]:
     """Of the columns that :func:`cells` fills."""
     beyond = f"beyond {result['tolerance']:g}"
-    return ["method", "evaluations", "p50 ms", "p99 ms", "deviation p95", beyond, "success"]
+    return ["method", "evaluations", "ms", "slow ms", "95% within", beyond, "success"]
+
+
+def answers(result: dict[str, Any]) -> dict[str, str]:
+    """What was promised, was it kept, how much faster, what would you pick instead."""
+    by_name = {method["name"]: method for method in result["methods"]}
+    ours, calls = by_name["muninn"], result["test_calls"]
+    limit = f"{result['tolerance']:g} {result['tolerance_unit']}"
+    certainty = "on average over calibrations"
+    if result["confidence"] is not None:
+        certainty = f"with {result['confidence']:.0%} confidence"
+    kept = "Yes" if result["violation_p_value"] >= BROKEN else "NO, please report this"
+    return {
+        "What was promised?": f"At most {result['risk']:.0%} of new calls deviate from full "
+        f"compute by more than {limit}, {certainty}.",
+        "Was it kept?": f"{kept}: {ours['violation_rate']:.1%} of {calls} held-out calls did.",
+        "How much faster?": f"{result['speedup']:.1f} times, with {ours['evaluations_mean']:.3g} "
+        f"of {result['steps']} evaluations, at batch 1 on this machine's {result['device']}.",
+        "What would you pick instead?": _instead(result, by_name),
+    }
+
+
+def _instead(result: dict[str, Any], by_name: dict[str, dict[str, Any]]) -> str:
+    """The closest alternative with as many evaluations, and whether success asks for any of it."""
+    others = [method for method in result["methods"] if method["tuned"] is not None]
+    if not others:
+        return "No alternative was run."
+    best = min(others, key=lambda method: (method["violation_rate"], method["deviation_p95"]))
+    said = f"{title(best)}, tuned, with as many evaluations: {best['violation_rate']:.1%} beyond"
+    if best["violation_rate"] <= result["risk"]:
+        said += ", as good; calibrate would certify it as well"
+    few, full = by_name.get("fewsteps"), by_name["full"]
+    if few is not None and few["task_success"] is not None:
+        same = few["task_success"] >= full["task_success"] - 0.01
+        said += (
+            f". Fewer steps succeed in {few['task_success']:.0%}, full compute in "
+            f"{full['task_success']:.0%}"
+            + (": if success is all you need, take fewer steps" if same else "")
+        )
+    return said + "."
 
 
 def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:

@@ -181,7 +181,7 @@ def measure(metric: Metric, full: Tensor, cached: Tensor, context: Context = Non
         InputError: if the metric returns another shape, NaN, infinity or a negative value.
     """
     given = (full, cached, context) if takes_context(metric) else (full, cached)
-    value = _one_each("metric", metric(*given), len(full))
+    value = one_each("metric", metric(*given), len(full))
     bad = ~np.isfinite(value) | (value < 0.0)
     if bad.any():
         raise InputError(
@@ -194,7 +194,7 @@ def tolerances(tolerance: Tolerance, context: Context, rows: int) -> FloatArray:
     """The tolerance of each call, (rows,), checked to be positive and finite."""
     if not callable(tolerance):
         return np.full(rows, require_tolerance(tolerance))
-    value = _one_each("tolerance function", tolerance(context), rows)
+    value = one_each("tolerance function", tolerance(context), rows)
     if not np.isfinite(value).all() or (value <= 0.0).any():
         raise InputError(
             f"the tolerance function returned {value.min():g}; every tolerance must be finite and "
@@ -203,7 +203,7 @@ def tolerances(tolerance: Tolerance, context: Context, rows: int) -> FloatArray:
     return value
 
 
-def _one_each(what: str, returned: object, rows: int) -> FloatArray:
+def one_each(what: str, returned: object, rows: int) -> FloatArray:
     """What a user's function returned for some calls, (rows,), or an InputError."""
     # A default device would take a tensor along, so that only other values are converted there.
     found = returned if isinstance(returned, Tensor) else torch.as_tensor(returned, device="cpu")

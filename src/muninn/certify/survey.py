@@ -16,12 +16,14 @@ import torch
 
 from muninn.certify.calibrate import split_units, whole
 from muninn.certify.frontier import Frontier, ladder
-from muninn.certify.metrics import Metric, measure, resolve
+from muninn.certify.metrics import Judge, Metric, in_words, measure, one_each, resolve
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.units import units_of
 from muninn.context import Context
+from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
+from muninn.programs.plan import AnyProgram, Program
 from muninn.programs.spacing import sampler_states
 from muninn.progress import bars
 
@@ -29,6 +31,7 @@ CALLS = 64
 """Most tuning calls that are looked at."""
 
 COUNTS = (2, 3, 4, 5, 6, 8, 10, 13, 18, 25)
+TITLES = {"muninn": "Muninn", "fewsteps": "fewer steps", "dpmsolver": "DPM-Solver++"}
 RIVALS = ("fewsteps", "dpmsolver")
 """What a user would pick instead, each on its own."""
 
@@ -47,6 +50,7 @@ class Row:
     evaluations: int
     deviation: float  # that 95% of the calls stay below
     program: str
+    passed: float | None = None  # share of the plans that pass the user's check
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ class Survey:
     rounding: float  # full compute of a call alone, against the same in a batch
     step_size: float | None  # full compute against a solver of higher order on the same steps
     noise: float  # full compute with one noise, against another
+    unit: str = ""  # of the metric, where it has one
+    passed: float | None = None  # share of full compute's plans that pass the user's check
 
     def fewest(self, tolerance: float, method: str = "muninn") -> int | None:
         """The fewest evaluations with which a method stayed below a tolerance, or None."""
@@ -74,13 +80,20 @@ class Survey:
             ours, theirs = self.fewest(tolerance), self.fewest(tolerance, RIVALS[0])
             if ours is not None:
                 rival = f"fewer sampler steps {theirs}" if theirs else "fewer sampler steps do not"
-                said.append(f"A tolerance of {tolerance:g} needs about {ours} evaluations ({rival}")
+                within = self._size(tolerance)
+                said.append(f"A tolerance of {within} needs about {ours} evaluations ({rival}")
                 said[-1] += ")." if theirs else f" with up to {max(COUNTS)})."
         said = list(dict.fromkeys(said))
         if self.step_size is not None:
-            said.append(f"Below {self.step_size:.2g} you would certify your sampler's step size.")
-        said.append(f"Two noises differ by {self.noise:.2g}: near that a promise means nothing.")
+            least = self._size(self.step_size, 2)
+            said.append(f"Below {least} you would certify your sampler's step size.")
+        apart = self._size(self.noise, 2)
+        said.append(f"Two noises differ by {apart}: near that a promise means nothing.")
         return " ".join(said)
+
+    def _size(self, value: float, digits: int = 6) -> str:
+        """A deviation with its unit."""
+        return f"{value:.{digits}g} {self.unit}".strip()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -90,19 +103,30 @@ class Survey:
         """Headings and rows of text: a row for every number of evaluations."""
         names = list(dict.fromkeys(row.method for row in self.rows))
         counts = sorted({row.evaluations for row in self.rows})
-        at = {(row.method, row.evaluations): f"{row.deviation:.3g}" for row in self.rows}
+        at = {
+            (row.method, row.evaluations): f"{row.deviation:.2g}"
+            + ("" if row.passed is None else f" ({row.passed:.0%})")
+            for row in self.rows
+        }
         rows = [[str(count), *(at.get((name, count), "") for name in names)] for count in counts]
-        return ["evaluations", *names], rows
+        return ["evaluations", *(TITLES[name] for name in names)], rows
+
+    def heading(self) -> str:
+        """What the table shows, in a sentence."""
+        unit = self.unit or in_words(self.metric)
+        checked = "" if self.passed is None else " (and the share of plans that pass your check)"
+        return (
+            f"Deviation, {unit}, that 95% of {self.calls} calls stay below{checked}; full compute "
+            f"takes {self.steps} evaluations"
+            f"{'' if self.passed is None else f' and passes {self.passed:.0%}'}."
+        )
 
     def markdown(self) -> str:
         """The table and the advice."""
         head, rows = self.table()
         lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
         lines.insert(1, "|" + "---|" * len(head))
-        return (
-            f"Deviation ({self.metric}) that 95% of {self.calls} calls stay below; full compute "
-            f"takes {self.steps} evaluations.\n\n" + "\n".join(lines) + f"\n\n{self.advice()}\n"
-        )
+        return f"{self.heading()}\n\n" + "\n".join(lines) + f"\n\n{self.advice()}\n"
 
     def picture(self, path: str | Path) -> Path:
         """Draw it; InputError without matplotlib."""
@@ -119,7 +143,7 @@ class Survey:
                 [row.evaluations for row in own],
                 [row.deviation for row in own],
                 "o-",
-                label=name,
+                label=TITLES[name],
                 color=colours.get(name),
                 linewidth=2.2 if name == "muninn" else 1.2,
             )
@@ -136,7 +160,7 @@ class Survey:
             yscale="log",
             xlabel=f"network evaluations a call (full compute: {self.steps})",
         )
-        axis.set_ylabel(f"deviation ({self.metric}), 95% of calls")
+        axis.set_ylabel(f"95% of calls within, {self.unit or in_words(self.metric)}")
         counts = sorted({row.evaluations for row in self.rows})
         axis.set_xticks(counts, [str(count) for count in counts], minor=False)
         axis.minorticks_off()
@@ -150,6 +174,7 @@ def survey(
     contexts: Context | int,
     *,
     metric: str | Metric = "rms_step",
+    check: Judge | None = None,
     risk: float = 0.05,
     seed: int = 0,
     batch_size: int = 32,
@@ -161,7 +186,10 @@ def survey(
         planner: what will be deployed.
         contexts: those that will be given to :func:`muninn.calibrate`, or how many calls.
         metric, risk, seed, batch_size: as in :func:`muninn.calibrate`; contexts, risk and seed fix
-            the calls that tuning may see, and only those are looked at.
+            the calls that tuning may see, and only those are looked at. The metric may name its
+            unit in an attribute ``unit``.
+        check: ``check(plan, context) -> (batch,)``, whether plans are good, as in
+            :func:`muninn.certify.metrics.harm`: how many are, at which number of evaluations.
         progress: show a progress bar.
 
     Raises:
@@ -187,10 +215,20 @@ def survey(
         for method, way in ways.items():
             for count in sorted(counts, key=lambda count: abs(math.log(count / 8))):
                 best = way.best(count, move=False)
-                rows.append(Row(method, count, best.excess, str(best.program)))
+                passed = None if check is None else _passed(paired, best.program, check)
+                rows.append(Row(method, count, best.excess, str(best.program), passed))
+        full = Program.full(planner.sampler.kind)
+        passed = None if check is None else _passed(paired, full, check)
     rows.sort(key=lambda row: (list(ways).index(row.method), row.evaluations))
-    marks = _marks(frontier)
-    return Survey(name, len(planner.sampler), paired.count, rows, *marks)
+    marks, unit = _marks(frontier), str(getattr(deviation, "unit", ""))
+    return Survey(name, len(planner.sampler), paired.count, rows, *marks, unit, passed)
+
+
+def _passed(paired: PairedCalls, program: AnyProgram, check: Judge) -> float:
+    """The share of plans that pass a check."""
+    calls = list(range(paired.count))
+    plans, _ = runtime_for(paired.planner, program)(paired.context, noise=paired.noise(calls))
+    return float(one_each("check", check(plans, paired.context), len(calls)).mean())
 
 
 def _marks(frontier: Frontier) -> tuple[float, float | None, float]:

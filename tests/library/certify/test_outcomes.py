@@ -62,9 +62,9 @@ def test_harm_is_promised_in_words_and_in_the_file(harm: Certificate, tmp_path: 
     assert harm.member > 0 and harm.unit == "episode" and harm.loop == "closed"
     spent = f"{harm.realised[harm.member - 1]['evaluations_mean']:.3g}"
     assert harm.promise() == (
-        f"With {spent} of {STEPS} evaluations a call, in at most 10.0% of new episodes the score falls below full compute's in the same "
-        "episode, with confidence 95% over the calibration draw, for episodes like those "
-        "calibrated (closed loop)."
+        f"With {spent} of {STEPS} evaluations a call, in at most 10.0% of new episodes the score "
+        "falls below full compute's in the same episode, with confidence 95% over the calibration "
+        "draw, for episodes like those calibrated (closed loop)."
     )
     assert harm.bound is None and harm.tolerance is None
     loaded = Certificate.load(harm.save(tmp_path / "c"))

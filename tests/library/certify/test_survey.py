@@ -94,11 +94,35 @@ def test_fewest_falls_with_the_tolerance() -> None:
 
 
 def test_it_is_read_as_a_table_a_file_and_a_picture(found: Survey, tmp_path: Path) -> None:
-    assert "| evaluations | muninn | fewsteps | dpmsolver |" in found.markdown()
+    assert "| evaluations | Muninn | fewer steps | DPM-Solver++ |" in found.markdown()
     assert json.loads(json.dumps(found.to_json()))["advice"] == found.advice()
     pytest.importorskip("matplotlib")
     picture = found.picture(tmp_path / "survey.png")
     assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_check_says_how_many_plans_are_good_at_which_number_of_evaluations() -> None:
+    planner, given = mixture_planner("ddim", steps=20), contexts(CALLS)
+
+    def ends_right(plan: Tensor, context: Tensor) -> Tensor:
+        return plan[:, -1, 0] > 0.0
+
+    def distance(full: Tensor, fast: Tensor) -> Tensor:
+        return rms_step(full, fast)
+
+    distance.unit = "m"  # type: ignore[attr-defined]
+    looked = survey(planner, given, metric=distance, check=ends_right, progress=False)
+    tune = split_units(CALLS, 0.05, None, tune=True, seed=0)["tune"]
+    assert looked.passed is not None and 0.0 < looked.passed < 1.0
+    at = {(row.method, row.evaluations): row.passed for row in looked.rows}
+    finest = max(count for method, count in at if method == "muninn")
+    assert at["muninn", finest] == pytest.approx(looked.passed, abs=1.0 / len(tune))
+    assert (
+        f"passes {looked.passed:.0%}" in looked.markdown() and "Deviation, m," in looked.heading()
+    )
+    assert " m needs about" in looked.advice()
+    with pytest.raises(InputError, match="check returned shape"):
+        survey(planner, given, check=lambda plan, context: torch.ones(3), progress=False)
 
 
 def test_the_same_calls_give_the_same_survey(found: Survey) -> None:

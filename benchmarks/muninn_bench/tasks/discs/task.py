@@ -21,7 +21,7 @@ from muninn_bench.networks.unet import UnetConfig
 from muninn_bench.planners.diffuser import diffuser_planner
 from muninn_bench.task import Result, Stream
 from muninn_bench.tasks.discs.data import HORIZON, RECORDING
-from muninn_bench.tasks.discs.world import GOAL_RADIUS, RADIUS, SECONDS, clearance, draw_problem
+from muninn_bench.tasks.discs.world import RADIUS, SECONDS, clearance, draw_problem, succeeds
 from muninn_bench.tasks.recorded import RecordedTask
 
 NETWORK = UnetConfig(
@@ -52,8 +52,7 @@ class DiscEpisode:
         """Success: at the goal, without touching the disc."""
         assert self._path is not None
         room = clearance(self._path)
-        near = np.linalg.norm(self._path[-1] - self._problem.goal) <= GOAL_RADIUS
-        return Result(bool(near and room >= 0.0), figures={"clearance_m": room})
+        return Result(succeeds(self._path, self._problem.goal), figures={"clearance_m": room})
 
 
 class Discs(RecordedTask):
@@ -86,7 +85,17 @@ class Discs(RecordedTask):
             return found
 
         largest_distance_m.__qualname__ = "largest_distance_m"  # what a promise calls it
+        largest_distance_m.unit = "m"  # type: ignore[attr-defined]
         return largest_distance_m
+
+    def good(self, plans: Tensor, contexts: Tensor) -> Tensor:
+        """Whether plans reach their goals without touching the disc, (batch,)."""
+        ends = self._teacher.unnormalise(contexts)[:, 1].double().numpy()
+        found = [
+            succeeds(path, goal)
+            for path, goal in zip(self.positions("diffuser", plans), ends, strict=True)
+        ]
+        return torch.tensor(found)
 
     def begin(self, variant: str, stream: Stream, number: int, seed: int = 0) -> DiscEpisode:
         """A start and a goal."""

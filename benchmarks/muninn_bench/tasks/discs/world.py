@@ -38,3 +38,9 @@ def clearance(path: FloatArray) -> float:
     length = np.maximum((along**2).sum(axis=1), 1e-12)
     nearest = np.clip(-(first * along).sum(axis=1) / length, 0.0, 1.0)
     return float(np.linalg.norm(first + nearest[:, None] * along, axis=1).min()) - RADIUS
+
+
+def succeeds(path: FloatArray, goal: FloatArray) -> bool:
+    """Whether a path (frames, 2) ends at its goal without touching the disc."""
+    near = float(np.linalg.norm(path[-1] - goal)) <= GOAL_RADIUS
+    return near and clearance(path) >= 0.0
