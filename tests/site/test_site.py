@@ -22,10 +22,17 @@ pytestmark = pytest.mark.site
 SITE = Path(__file__).parents[2] / "site"
 
 # As root Chromium has no sandbox; it would also look for updates, and nothing answers here.
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-    "--disable-background-networking --disable-component-update"
-).split()
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+]
 
 PHONE = 390
 """Pixels. A page that is wider is zoomed out there, so it is compared with this number."""
