@@ -49,7 +49,7 @@ def test_inspect_prints_the_promise_and_its_limits(certificate: Path) -> None:
     result = CliRunner().invoke(app, ["inspect", str(certificate)])
     assert result.exit_code == 0
     words = " ".join(result.output.split())
-    assert "At most 10.0% of new calls deviate" in words
+    assert "evaluations a call, at most 10.0% of new calls deviate" in words
     assert "Not promised" in words and "ddim" in words and "member 1" in words
     for unchecked in UNCHECKED:
         assert " ".join(unchecked.split()) in words
@@ -183,7 +183,9 @@ SETTINGS = ("--tolerance", "0.02", "--risk", "0.1")
 
 def test_a_users_policy_is_calibrated_evaluated_and_reported(muninn_command: Command) -> None:
     code, said = muninn_command("calibrate", "my_policy.py:policy", "a.muninn", *SETTINGS)
-    assert code == 0 and "At most 10.0% of new calls deviate" in " ".join(said.split())
+    assert code == 0 and "evaluations a call, at most 10.0% of new calls deviate" in " ".join(
+        said.split()
+    )
     made = muninn.Certificate.load("a.muninn")
     assert made.member > 0
     assert sorted(path.name for path in Path().iterdir() if path.is_file()) == [
@@ -207,7 +209,7 @@ def test_an_outcome_is_promised_judged_and_reported_without_a_tolerance(
 ) -> None:
     code, said = muninn_command("calibrate", "my_policy.py:episodes", "o.muninn")
     words = " ".join(said.split())
-    assert code == 0 and "The mean score of new episodes is at most 0.1 below" in words, said
+    assert code == 0 and "the mean score of new episodes is at most 0.1 below" in words, said
     assert "an outcome is promised" in words and "mean score" in words
     made = muninn.Certificate.load("o.muninn")
     assert made.outcome is not None and made.member > 0

@@ -98,7 +98,7 @@ def test_the_getting_started_page_runs_as_printed(place: Path) -> None:
     survey, calibrate, judge = re.findall(r"^    (muninn .*)$", START, re.MULTILINE)
     assert "A tolerance of 0.05 needs about" in succeeds(place, survey)
     made = succeeds(place, calibrate)
-    assert "At most 5.0% of new calls" in " ".join(made.split())
+    assert "at most 5.0% of new calls" in " ".join(made.split())
     assert "of 100 evaluations" in succeeds(place, "python use.py")
     assert "Kept" in succeeds(place, judge)
     (inspect,) = re.findall(r"`(muninn inspect .*?)`", START)

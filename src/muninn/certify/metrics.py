@@ -138,6 +138,21 @@ def metric_name(metric: Callable[..., Tensor]) -> str:
     return getattr(metric, "__qualname__", type(metric).__qualname__)
 
 
+def in_words(name: str) -> str:
+    """The name of a metric, for a person.
+
+    >>> in_words("executed:8:max_step"), in_words("largest_distance_m")
+    ('distance at the worst step, of the first 8', 'largest distance m')
+    """
+    known = {"rms_step": "root mean square a step", "max_step": "distance at the worst step"}
+    if prefix := re.fullmatch(r"executed:(\d+):(\w+)", name):
+        return f"{in_words(prefix[2])}, of the first {prefix[1]}"
+    if actions := re.fullmatch(r"executed_actions:(\d+)-(\d+)(:within:.*)?", name):
+        how = "as a share of their limits" if actions[3] else "in their own units"
+        return f"actions {actions[1]} to {actions[2]}, which are executed, {how}"
+    return known.get(name, name.rpartition(".")[2].replace("_", " "))
+
+
 def resolve(metric: str | Metric) -> tuple[str, Metric]:
     """Name and function of ``rms_step``, ``max_step``, ``executed:N`` or anything callable."""
     if callable(metric):

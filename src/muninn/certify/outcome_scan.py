@@ -62,7 +62,8 @@ class OutcomeScan:
         self, name: str, program: AnyProgram, stream: Stream, count: int, *, twice: bool = False
     ) -> Iterator[list[Scored]]:
         """Chunks of the first episodes of a stream, from the journal as far as they are there."""
-        chunk, key = self.units.chunk, f"{stream}/{program_digest(program)}{'/again' * twice}"
+        chunk, again = self.units.chunk, "/again" * twice
+        key = f"episodes/{stream}/{program_digest(program)}{again}"
         chunks = [range(at, min(at + chunk, count)) for at in range(0, count, chunk)]
         missing = [[k for k in own if self.journal.get(f"{key}/{k}") is None] for own in chunks]
         to_run = [(program, stream, own) for own in missing if own]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from muninn.certify.metrics import in_words
+
 if TYPE_CHECKING:
     from muninn.certify.certificate import Certificate
 
@@ -14,29 +16,44 @@ def promise_of(made: Certificate) -> str:
     if made.confidence is not None:
         certainty = f"with confidence {made.confidence:.0%} over the calibration draw"
     whose = "contexts" if made.outcome is None else "episodes"
-    return f"{_what(made)}, {certainty}, for {whose} like those calibrated ({made.loop} loop)."
+    conditions = f"{certainty}, for {whose} like those calibrated ({made.loop} loop)"
+    return f"With {_spent(made)} evaluations a call, {_what(made)}, {conditions}."
+
+
+def _spent(made: Certificate) -> str:
+    """What the promised program costs; where that is full compute, what to do about it."""
+    steps = made.identity["sampler"]["steps"]
+    if made.member:
+        means = {row["member"]: row["evaluations_mean"] for row in made.realised}
+        return f"{means.get(made.member, made.program.most_evaluations(steps)):.3g} of {steps}"
+    loosen = "tolerance" if made.outcome is None else "margin"
+    return (
+        f"all {steps} (no cheaper program kept the promise: allow a larger {loosen} or risk, or "
+        f"calibrate on more {made.unit}s)"
+    )
 
 
 def _what(made: Certificate) -> str:
     share = f"most {made.risk:.1%} of new"
     if made.outcome is not None and made.outcome["promise"] == "mean":
         by = f"at most {made.outcome['margin']:g}"
-        return f"The mean score of new episodes is {by} below full compute's"
+        return f"the mean score of new episodes is {by} below full compute's"
     if made.outcome is not None:
         by = f"by more than {made.outcome['margin']:g} " if made.outcome["margin"] else ""
         return (
-            f"In at {share} episodes the score falls {by}below full compute's in the same episode"
+            f"in at {share} episodes the score falls {by}below full compute's in the same episode"
         )
     kind, _, judge = made.metric.partition(":")
     if kind == "harm":
         one = "a call" if made.unit == "call" else "one of their calls"
-        return f"In at {share} {made.unit}s {one} fails {judge} where full compute passes it"
+        check = in_words(judge)
+        return f"in at {share} {made.unit}s {one} fails {check} where full compute passes it"
     if made.unit != "call":
-        who = f"At {share} episodes (worst call) deviate"
+        who = f"at {share} episodes (worst call) deviate"
     elif made.loop == "closed":
-        who = f"In at {share} episodes, a randomly chosen call deviates"
+        who = f"in at {share} episodes, a randomly chosen call deviates"
     else:
-        who = f"At {share} calls deviate"
+        who = f"at {share} calls deviate"
     named = made.tolerance is None
     size = f"{made.tolerance_name}(context)" if named else f"{made.tolerance:g}"
-    return f"{who} from full compute by more than {size} ({made.metric})"
+    return f"{who} from full compute by more than {size} ({in_words(made.metric)})"

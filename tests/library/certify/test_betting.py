@@ -110,8 +110,7 @@ def test_bets_of_a_lower_limit_do_not_know_when_one_stops() -> None:
     for _ in range(300):
         values = (generator.random(120) < mean).astype(float)
         wrong += any(
-            lower_limit(values[:seen], 0.0, 1.0, 0.05) > mean
-            for seen in range(10, 121, 5)
+            lower_limit(values[:seen], 0.0, 1.0, 0.05) > mean for seen in range(10, 121, 5)
         )
     assert wrong / 300 <= 0.05 + 3.0 * math.sqrt(0.05 * 0.95 / 300)
     longer = lower_limit(values, 0.0, 1.0, 0.05)

@@ -213,8 +213,17 @@ def test_a_certificate_may_be_read_by_others(tmp_path: Path, issued: Certificate
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["10.0% of new calls", "0.049 (rms_step)", "confidence 95%", "open loop"]),
+        (
+            {},
+            [
+                "10.0% of new calls",
+                "0.049 (root mean square a step)",
+                "confidence 95%",
+                "open loop",
+            ],
+        ),
         ({"confidence": None}, ["averaged over calibrations"]),
+        ({"member": 0}, ["With all 20 (no cheaper program", "larger tolerance", "more calls"]),
         ({"unit": "episode", "loop": "closed"}, ["episodes (worst call)", "closed loop"]),
         ({"tolerance": None, "tolerance_name": "clearance"}, ["clearance(context)"]),
     ],

@@ -161,7 +161,7 @@ def test_functions_of_the_user_are_asked_for_by_name(issued: Certificate) -> Non
     with pytest.raises(InputError, match=r"tolerance 0\.1, got 0\.2; pass the one"):
         evaluate(planner(), issued, contexts(60, 2), tolerance=0.2)
     found = evaluate(planner(), named, contexts(60, 2), tolerance=limit, progress=False)
-    assert "limit(context) (rms_step)" in found.sentence()
+    assert "limit(context) (root mean square a step)" in found.sentence()
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,17 @@ import muninn
 from certify_cases import contexts, planner, table_family
 from muninn.certify.certificate import Certificate
 from muninn.certify.evaluate_outcomes import OutcomeEvaluation
-from muninn.certify.outcome_scan import episodes_needed
+from muninn.certify.journal import Journal
+from muninn.certify.metrics import resolve
+from muninn.certify.outcome_scan import OutcomeScan, episodes_needed
 from muninn.certify.outcomes import Outcomes, OutcomeUnits
+from muninn.certify.scan import Measuring
 from muninn.engines.runtime import log_once
 from muninn.errors import CalibrationError, InputError
 from muninn.monitor.outcomes import OutcomeMonitor
-from muninn.parallel import Processes
+from muninn.parallel import Map, Processes
 from muninn.programs.plan import Family, Program
+from muninn.progress import silent
 from outcome_cases import careless, distance, outcomes, reach
 
 STEPS = 20
@@ -56,8 +60,9 @@ def mean() -> Certificate:
 
 def test_harm_is_promised_in_words_and_in_the_file(harm: Certificate, tmp_path: Path) -> None:
     assert harm.member > 0 and harm.unit == "episode" and harm.loop == "closed"
+    spent = f"{harm.realised[harm.member - 1]['evaluations_mean']:.3g}"
     assert harm.promise() == (
-        "In at most 10.0% of new episodes the score falls below full compute's in the same "
+        f"With {spent} of {STEPS} evaluations a call, in at most 10.0% of new episodes the score falls below full compute's in the same "
         "episode, with confidence 95% over the calibration draw, for episodes like those "
         "calibrated (closed loop)."
     )
@@ -149,6 +154,15 @@ def test_a_family_is_found_by_deviation_and_bounded_by_tuning_episodes(tuned: Ce
     assert spent[0] == STEPS and spent == sorted(spent, reverse=True) and len(set(spent)) > 3
     assert tuned.member > 0 and tuned.program.most_evaluations(STEPS) <= 6
     assert tuned.family.search is not None and tuned.family.search["evaluations"] in spent
+
+
+def test_one_journal_holds_calls_and_episodes_of_a_program() -> None:
+    """Published tables are measured on 16 calls when they are thinned, and drive 20 episodes."""
+    units = OutcomeUnits(planner(), outcomes(promise="mean", margin=0.1), seed=0)
+    scan = OutcomeScan(units, Measuring(units), Journal(), Map(), lambda *_: silent)
+    given = [contexts(1, seed=k) for k in range(80)]
+    found = scan.family(given, resolve("rms_step")[1], 0.1, groups={"fewsteps"})
+    assert len(found) > 2
 
 
 # -- the same again ------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_the_quickstart_calibrates_and_compares(tmp_path: Path) -> None:
     save_policy(tmp_path / "policy", policy, *make_processors(policy, demonstrations))
     result = run(tmp_path, "--episodes", "32", "--calls", "3", "--risk", "0.25")
     assert result.returncode == 0, result.stderr
-    assert "At most 25.0% of new calls" in result.stdout and "(open loop)" in result.stdout
+    assert "at most 25.0% of new calls" in result.stdout and "(open loop)" in result.stdout
     full = re.search(r"LeRobot +(\d+) +[\d.]+\n", result.stdout)
     cached = re.search(r"with the cache +([\d.]+) +[\d.]+\n", result.stdout)
     certificate = Certificate.load(tmp_path / "quickstart.muninn.safetensors")
