@@ -22,7 +22,7 @@ export PIP_USER := 0
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-gpu test-lerobot test-wheels check lint types format coverage bench clean environment environment-lerobot
+.PHONY: help demo docs test test-all test-docs test-gpu test-lerobot test-wheels check lint types format coverage bench clean environment environment-lerobot
 
 help: ## list the targets
 	@echo "usage: make TARGET [ARGS='...'] [PYTHON=python3.12]"
@@ -31,17 +31,24 @@ help: ## list the targets
 demo: environment ## run the demo
 	$(BIN)/muninn-bench demo $(ARGS)
 
+docs: environment ## build the documentation into site/, strictly
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "To read it: $(BIN)/python -m http.server -d site"
+
 test: environment ## run the fast tests and the doctests
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not gpu and not wheels" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow and not gpu and not wheels and not site" $(ARGS)
 
 test-all: environment ## run the slow tests too
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not gpu and not wheels" $(ARGS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not gpu and not wheels and not site" $(ARGS)
 
 test-gpu: environment ## run the tests that need a CUDA device
 	$(BIN)/pytest -m gpu $(ARGS)
 
 test-wheels: environment ## build both wheels, install them elsewhere, run every documented command
 	$(PYTEST) -q -m wheels tests/wheels $(ARGS)
+
+test-docs: docs ## open the documentation in Chromium, if it is installed
+	$(PYTEST) -q -m site tests/site $(ARGS)
 
 test-lerobot: environment-lerobot ## run the adapters on LeRobot's own classes, and Meta-World
 	$(LEROBOT)/bin/python -c "import lerobot.policies.diffusion.modeling_diffusion, lerobot.policies.smolvla.modeling_smolvla, metaworld"
@@ -64,7 +71,7 @@ format: environment ## mend style and formatting in place
 	$(BIN)/ruff format .
 
 coverage: environment ## run the fast tests and show the lines they miss
-	$(PYTEST) -n $(WORKERS) -m "not slow and not gpu and not wheels" --cov --cov-report=term --cov-report=html $(ARGS)
+	$(PYTEST) -n $(WORKERS) -m "not slow and not gpu and not wheels and not site" --cov --cov-report=term --cov-report=html $(ARGS)
 
 bench: environment ## run the benchmarks named in BENCHES
 	@set -e; for name in $(BENCHES); do \
@@ -72,7 +79,7 @@ bench: environment ## run the benchmarks named in BENCHES
 	done
 
 clean: ## remove .venv, caches and build outputs; keep data/, runs/ and results/
-	rm -rf $(VENV) $(LEROBOT) build dist htmlcov .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(LEROBOT) build dist htmlcov site .coverage .coverage.* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment is believed only while .venv/installed.json says so. `record` writes it as the last

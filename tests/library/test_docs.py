@@ -1,4 +1,4 @@
-"""The examples of docs/paper.md print what the page says, and the tables it names are written."""
+"""Pages hold what they say: the examples of docs/paper.md, the verbs of the reference, links."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import muninn
 from ablation_cases import write_folder
 from muninn_bench.studies.ablation.raw import Raw
 from muninn_bench.studies.ablation.study import all_tables
@@ -31,6 +32,11 @@ def test_the_paper_page_names_every_table_of_the_study(tmp_path: Path) -> None:
     last_cells = [line.split("|")[-2] for line in answers.splitlines() if line.startswith("|")]
     named = {name for cell in last_cells for name in re.findall(r"`(\w+)(?:\.\.\.)?`", cell)}
     assert named == written
+
+
+def test_the_reference_has_every_verb_once() -> None:
+    listed = re.findall(r"^::: muninn\.(\w+)$", (PAPER.parent / "api/index.md").read_text(), re.M)
+    assert sorted(listed) == muninn.__all__
 
 
 ROOT = Path(__file__).parents[2]

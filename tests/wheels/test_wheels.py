@@ -31,32 +31,8 @@ COMMAND = re.compile(
     r"(?:^    |`)(?:\.venv(?:-lerobot)?/bin/)?(muninn(?:-bench)? [a-z][^`\n#]*)", re.M
 )
 
-POLICY = '''
-"""A policy as a new user would write it."""
-
-import torch
-
-import muninn
-
-
-class Network(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(16 * 2 + 3, 64), torch.nn.SiLU(), torch.nn.Linear(64, 16 * 2)
-        )
-
-    def forward(self, x, timestep, context):
-        time = timestep.float()[:, None] / 50
-        return self.layers(torch.cat([x.flatten(1), time, context], dim=1)).view_as(x)
-
-
-def planner():
-    torch.manual_seed(0)
-    sampler = muninn.ddim(muninn.Schedule.cosine(50), kind="sample", clip=2.0)
-    made = muninn.Planner(Network().eval(), sampler, shape=(16, 2))
-    return made, torch.randn(300, 2)
-'''
+START = (ROOT / "docs" / "getting_started.md").read_text()
+"""A new user's first page. Its `pip install .` is what the fixture below does, from a wheel."""
 
 
 def documented() -> list[str]:
@@ -80,7 +56,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (own,) = (folder / "env").glob("lib/python*/site-packages")
     # A line in a .pth file adds a folder, but does not read the .pth files inside it.
     (own / "needs.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    (folder / "my_policy.py").write_text(POLICY)
     return folder
 
 
@@ -116,17 +91,20 @@ def test_the_library_needs_nothing_of_the_bench(place: Path) -> None:
     assert run(place, "python", "-c", probe).stdout.strip() == "[]"
 
 
-def test_a_new_users_policy_is_certified_and_judged(place: Path) -> None:
-    survey = "muninn survey my_policy.py:planner --calls 200 --out survey.json"
-    assert "needs about" in succeeds(place, survey)
-    certificate = "policy.muninn.safetensors"
-    promised = f"my_policy.py:planner {certificate} --tolerance 0.05 --calls 200"
-    made = succeeds(place, f"muninn calibrate {promised}")
+def test_the_getting_started_page_runs_as_printed(place: Path) -> None:
+    (use,) = re.findall(r"```python\n(.*?)```", START, re.DOTALL)
+    (place / "use.py").write_text(use)
+    new, survey, calibrate, judge = re.findall(r"^    (muninn .*)$", START, re.MULTILINE)
+    assert "wrote my_policy.py" in succeeds(place, new)
+    assert "A tolerance of 0.05 needs about" in succeeds(place, survey)
+    made = succeeds(place, calibrate)
     assert "at most 5.0% of new calls" in " ".join(made.split())
-    assert "Not promised" in succeeds(place, f"muninn inspect {certificate}")
-    judged = f"muninn evaluate my_policy.py:planner {certificate} --calls 100 --out run.json"
-    assert "kept" in succeeds(place, judged)
-    succeeds(place, "muninn report run.json")
+    assert "of 100 evaluations" in succeeds(place, "python use.py")
+    assert "Kept" in succeeds(place, judge)
+    (inspect,) = re.findall(r"`(muninn inspect .*?)`", START)
+    assert "Not promised" in succeeds(place, inspect)
+    succeeds(place, f"{judge} --out run.json")
+    assert "Is the promise kept?" in succeeds(place, "muninn report run.json")
 
 
 SMOKE = [
@@ -164,7 +142,7 @@ def test_a_command_runs_outside_the_checkout(place: Path, line: str) -> None:
 
 def test_every_documented_command_is_among_those_run(place: Path) -> None:
     tried = {tuple(line.split()[:2]) for line in [*SMOKE, *MINUTES]}
-    tried |= {("muninn", verb) for verb in ("survey", "calibrate", "evaluate", "inspect", "report")}
+    tried |= {("muninn", verb) for verb in ("new", "survey", "calibrate", "evaluate", "inspect", "report")}
     unknown = [line for line in documented() if tuple(line.split()[:2]) not in tried]
     assert len(documented()) > 10 and unknown == []
 

@@ -24,8 +24,8 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
         "runs": str(certificate.program),
         "per-call bound": "none: an outcome is promised"
         if certificate.bound is None
-        else f"a number with every plan (record.bound), which holds for {1 - certificate.risk:.0%} of "
-        "calls on average",
+        else f"with every plan (record.bound), holds for {1 - certificate.risk:.0%} of calls on "
+        "average",
         "calibrated on": f"{counts['certify']} {certificate.unit}s to certify, {counts['bound']} "
         f"for the bound, {counts['tune']} to tune; seed {certificate.seed}, batch "
         f"{certificate.batch_size}",

@@ -48,7 +48,7 @@ class Planner:
 
     Attributes:
         denoiser: ``denoiser(x, timestep, context) -> prediction``, guidance included.
-        sampler: the step table; :func:`muninn.model.sampler.ddim` and friends build it.
+        sampler: the step table; :func:`muninn.ddim` and friends build it.
         shape: of one trajectory, (horizon, dim).
         condition: ``condition(x, context) -> x`` writes known entries (start, goal, history)
             into a state; may work in place. It is applied to every state that the network or the

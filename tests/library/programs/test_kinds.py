@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +18,7 @@ import torch
 from analytic import mixture_planner
 from call_level_cases import certificate_for
 from graph_cases import stand_in_for_cuda
+from muninn import programs
 from muninn.certify.certificate import Certificate
 from muninn.engines.choose import runtime_for
 from muninn.engines.graphs import RoundGraphRuntime
@@ -35,6 +39,18 @@ def own_kinds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for part in (Plan, AnyForecast):
         monkeypatch.setattr(part, "kinds", dict(part.kinds))
     yield
+
+
+def test_a_process_that_reads_a_certificate_knows_every_kind() -> None:
+    """As `muninn inspect` is: it runs nothing, so that no engine has brought a kind along."""
+    room = Path(programs.__file__).parent
+    source = "".join(file.read_text() for file in room.glob("*.py"))
+    kinds = re.findall(r'^class \w+\(AnyProgram, kind="(.+)"\):', source, re.MULTILINE)
+    reader = "import muninn.certify.certificate; from muninn.programs.plan import AnyProgram"
+    probe = f"{reader}; print(*AnyProgram.kinds, sep='\\n')"
+    command = [sys.executable, "-c", probe]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert len(kinds) >= 3 and sorted(shown.splitlines()) == sorted(kinds)
 
 
 def every_third() -> Any:
