@@ -115,13 +115,14 @@ def demo(
 ) -> None:
     """Survey the bundled planner, certify it live, race it against the alternatives, report."""
     import muninn
+    from muninn_bench.registry import find_task
     from muninn_bench.report.tables import print_result
     from muninn_bench.studies.certified import Certified, Sizes, fit_family, load_family
     from muninn_bench.studies.compare import compare as run
     from muninn_bench.task import Stream, context_rows
-    from muninn_bench.tasks.discs.task import TASK as task
+    from muninn_bench.tasks.discs.task import TASK
 
-    variant, family = "diffuser", "discs/family.json"
+    task, variant, family = find_task("discs"), "diffuser", "discs/family.json"
     if fit is not None:
         console.print(f"wrote {fit_family(task, variant, fit, tolerance, command_line())}")
     sizes = Sizes(calibration=calls, episodes=test_calls, timed=timed)
@@ -134,7 +135,7 @@ def demo(
     console.print("[bold]1. Survey[/]: how few evaluations, how close to full compute?")
     looked = context_rows(task, variant, Stream.TUNE, 80 if smoke else 256, seed)
     found = muninn.survey(
-        study.planner, looked, metric=task.metric(variant), check=task.good, seed=seed
+        study.planner, looked, metric=task.metric(variant), check=TASK.good, seed=seed
     )
     print_table(console, *found.table())
     console.print(f"{found.heading()} {found.advice()}", highlight=False)

@@ -222,8 +222,8 @@ def _page(run: dict[str, Any]) -> str:
             "median time of a call": f"{1e3 * seconds['certified']:.2f} ms, full compute "
             f"{1e3 * seconds['full']:.2f} ms ({seconds['full'] / seconds['certified']:.1f}x)",
             "deviation": ", ".join(f"{name} {value:.4g}" for name, value in deviation.items()),
-            "within the per-call bound": f"{run['coverage']:.1%} of calls ({1 - run['risk']:.0%} on "
-            "average over calibrations; a few per cent less or more are normal in one)",
+            "within the per-call bound": f"{run['coverage']:.1%} ({1 - run['risk']:.0%} on average "
+            "over calibrations; a few per cent less or more are normal)",
         }
     rows["seed"] = run["seed"]
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())

@@ -142,7 +142,8 @@ def test_a_command_runs_outside_the_checkout(place: Path, line: str) -> None:
 
 def test_every_documented_command_is_among_those_run(place: Path) -> None:
     tried = {tuple(line.split()[:2]) for line in [*SMOKE, *MINUTES]}
-    tried |= {("muninn", verb) for verb in ("new", "survey", "calibrate", "evaluate", "inspect", "report")}
+    verbs = ("new", "survey", "calibrate", "evaluate", "inspect", "report")
+    tried |= {("muninn", verb) for verb in verbs}
     unknown = [line for line in documented() if tuple(line.split()[:2]) not in tried]
     assert len(documented()) > 10 and unknown == []
 

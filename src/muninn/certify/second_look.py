@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from muninn.certify.frontier import MOST_FITTED, Frontier
 from muninn.certify.scores import Entry
@@ -28,7 +27,7 @@ CAUTIOUS = (4, 2)
 SECOND = (1.0, 1.25, 1.5, 2.0, 2.5)
 """Evaluations of second tables over the fewest that one table needs."""
 
-RIDGE, FOLDS = 1e-2, 5
+RIDGE = 1e-2
 SMALLEST, LARGEST = 1e-4, 1e4
 """Excess between which doubt is fitted: beyond, more or less says nothing."""
 
@@ -42,7 +41,6 @@ class _Pair:
     second: Entry
     weights: FloatArray
     doubt: FloatArray  # most doubtful call first
-    order: npt.NDArray[np.intp]  # calls by doubt that was fitted to other calls
     beyond: FloatArray
 
     def planned_again(self, allowed: float) -> int | None:
@@ -65,9 +63,9 @@ class _Pair:
             limit = math.nextafter(limit, -math.inf)  # all that are equally in doubt
         assert isinstance(self.first.program, Table)
         program = SecondLook(self.first.program, self.second.program, tuple(self.weights), limit)
-        excess = frontier.excess_of(self.first).copy()
-        excess[self.order[:again]] = frontier.excess_of(self.second)[self.order[:again]]
-        spent = self.first.evaluations + again / len(self.doubt) * self.second.evaluations
+        doubtful = program.doubtful(frontier.differences(self.first))
+        excess = np.where(doubtful, *map(frontier.excess_of, (self.second, self.first)))
+        spent = self.first.evaluations + float(doubtful.mean()) * self.second.evaluations
         return frontier.scored(program, "second look", excess, spent)
 
 
@@ -115,15 +113,12 @@ def _pairs(frontier: Frontier, first: Entry, seconds: Sequence[Entry]) -> list[_
     known = np.log(frontier.differences(first) + TINY)
     excess = frontier.excess_of(first)
     target = np.log(np.clip(excess / frontier.limit, SMALLEST, LARGEST))
-    weights, _ = _predictor(known, target)
-    doubt = np.sort(known @ weights)[::-1]
-    # Judged by doubt that was fitted to other calls: a few that take another route own a fit.
-    judged, fold = np.empty(len(known)), np.arange(len(known)) % FOLDS
-    for left_out in range(FOLDS):
-        own = fold == left_out
-        fitted, offset = _predictor(known[~own], target[~own])
-        judged[own] = known[own] @ fitted + offset
-    order = np.argsort(-judged, kind="stable")
+    centred = known - known.mean(axis=0)
+    gram = centred.T @ centred
+    ridge = RIDGE * max(float(np.trace(gram)) / len(gram), TINY) * np.eye(len(gram))
+    weights = np.linalg.solve(gram + ridge, centred.T @ (target - target.mean()))
+    doubt = known @ weights
+    order = np.argsort(-doubt, kind="stable")
     found = []
     for second in seconds:
         missed = [
@@ -132,14 +127,5 @@ def _pairs(frontier: Frontier, first: Entry, seconds: Sequence[Entry]) -> list[_
         ]
         sums = [np.concatenate([[0.0], np.cumsum(each[order])]) for each in missed]
         beyond = sums[0][-1] - sums[0] + sums[1]
-        found.append(_Pair(first, second, weights, doubt, order, beyond))
+        found.append(_Pair(first, second, weights, doubt[order], beyond))
     return found
-
-
-def _predictor(known: FloatArray, target: FloatArray) -> tuple[FloatArray, float]:
-    """Weights and offset of a ridge regression."""
-    centred = known - known.mean(axis=0)
-    gram = centred.T @ centred
-    ridge = RIDGE * max(float(np.trace(gram)) / len(gram), TINY) * np.eye(len(gram))
-    weights = np.linalg.solve(gram + ridge, centred.T @ (target - target.mean()))
-    return weights, float(target.mean() - known.mean(axis=0) @ weights)

@@ -31,9 +31,6 @@ SAFE = (4.0, 2.0, 1.5)
 ABOVE, BELOW = 2, 3
 """Rungs of the ladder on either side of the fewest found that become members."""
 
-CLEAR = 0.5
-"""Of the tolerance, the score of a table that is clearly closer than the promise asks for."""
-
 START = 8
 """Evaluations with which the search begins."""
 
@@ -131,10 +128,9 @@ def frontier_family(
     looks = [entry for entry in looks if winner == "second look" or not entry.cautious]
     if looks and winner != "gate":
         # Tables about as safe as a second look might end the scan before it: between those that
-        # are far on the safe side and the fewest, second looks and tables that are clearly closer.
-        far, clear = SAFE[-1] * fewest, CLEAR * frontier.limit
-        near = [e for e in entries if fewest < e.evaluations < far and e.score > clear]
-        entries = [e for e in entries if e not in near] + looks
+        # are far on the safe side and the fewest, second looks only.
+        far = SAFE[-1] * fewest
+        entries = [e for e in entries if not fewest < e.evaluations < far] + looks
     if gates and winner != "table":
         # Some calls are at a fork: tables take another route there even with more evaluations, and
         # one such table would end the scan. Gates are the safe members.
