@@ -13,6 +13,7 @@ import enum
 import functools
 import hashlib
 import importlib
+import inspect
 import logging
 import re
 import sys
@@ -230,12 +231,12 @@ def installed(thing: Any) -> bool:
 
 def named(thing: Any) -> str | None:
     """The name that a user gave to an object, or None."""
-    if isinstance(thing, type):
-        return None
+    if isinstance(thing, type) or inspect.getattr_static(thing, NAME, None) is None:
+        return None  # what answers to any name is not asked: that may run code of its own
     try:
-        name = getattr(thing, NAME, None)
+        name = getattr(thing, NAME)
         name = name() if callable(name) else name
-    except Exception:  # an object that answers to every name, or to none
+    except Exception:  # the object's own
         return None
     return name if isinstance(name, str) else None
 

@@ -228,6 +228,19 @@ def test_a_name_counts_wherever_a_denoiser_holds_it(wrap: Any) -> None:
     assert found[0] is not None and found[0] == found[1] != found[2]
 
 
+class Anything:
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        pytest.fail(f"asked for {name}")
+
+
+def test_what_answers_to_any_name_is_not_asked() -> None:
+    engine = Runtime("v1")
+    engine._run = Anything()
+    assert fingerprint(engine)["weights"] == fingerprint(Runtime("v1"))["weights"]
+
+
 # -- input ----------------------------------------------------------------------------------------
 
 
