@@ -191,7 +191,7 @@ environment:
 	if [ $$state = 3 ]; then \
 	    echo "Bringing $(VENV) up to date."; \
 	else \
-	    echo "Setting up $(VENV): one to three minutes, 1.6 GB."; \
+	    echo "Setting up $(VENV): one to three minutes, 2.4 GB."; \
 	    rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) || exit 1; \
 	fi; \
 	echo "Installing $(TORCH)."; \
@@ -201,7 +201,7 @@ environment:
 	    advise; \
 	fi; \
 	echo "Installing Muninn and its development tools."; \
-	$(PIP) $$quiet -c constraints.txt -e '.[dev]' -e './benchmarks[fly]' && \
+	$(PIP) $$quiet -c constraints.txt -e '.[dev]' -e './benchmarks[fly,viz]' && \
 	$(BIN)/python -I -c "$$LEDGER" record && \
 	echo "$(VENV) is ready."
 

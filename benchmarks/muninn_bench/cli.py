@@ -11,6 +11,7 @@ import typer
 from muninn.cli import main as run_commands
 from muninn.errors import InputError
 from muninn_bench.commands import (
+    Rerun,
     Seed,
     Smoke,
     Variant,
@@ -77,6 +78,7 @@ def compare(
     calls: Annotated[int, typer.Option(help="Calls to calibrate on, tuning included.")] = 600,
     episodes: Annotated[int, typer.Option(help="Held-out episodes of every method.")] = 150,
     timed: Annotated[int, typer.Option(help="Single calls to time of every method.")] = 60,
+    rerun: Rerun = False,
     seed: Seed = 0,
     smoke: Smoke = False,
 ) -> None:
@@ -95,8 +97,12 @@ def compare(
         study.shrink()
     certificate = study.certify()
     console.print(certificate.promise())
-    print_result(console, run(study, certificate, command_line()))
+    print_result(console, run(study, certificate, command_line(), rerun))
     console.print(f"wrote {folder / 'report.html'}, {folder / 'rows.csv'}")
+    if rerun:
+        console.print(
+            f"wrote {folder / 'calls.rrd'}; look at it with: rerun {folder / 'calls.rrd'}"
+        )
 
 
 @app.command()

@@ -18,6 +18,9 @@ console = Console()
 
 Seed = Annotated[int, typer.Option(help="Seed of problems, noise and splits.")]
 Smoke = Annotated[bool, typer.Option("--smoke", help="A miniature, under runs/.")]
+Rerun = Annotated[
+    bool, typer.Option("--rerun", help="Also write .rrd files, which `rerun FILE` shows.")
+]
 Variant = Annotated[
     str | None, typer.Option("--variant", help="A planner of the task; its first by default.")
 ]

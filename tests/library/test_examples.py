@@ -20,6 +20,9 @@ EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswi
 def test_the_example_runs(path: Path) -> None:
     if path.stem.startswith("diffusers_"):
         pytest.importorskip("diffusers")
+    if path.stem.startswith("onnx_"):
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
     result = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, timeout=600, check=False
     )

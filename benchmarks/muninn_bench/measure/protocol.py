@@ -34,7 +34,8 @@ WARM_UP = 3
 class Outcomes:
     """What one method did on the test calls, one entry per call.
 
-    Success and score are of the episodes that it drove, None where the world has none; seconds and
+    Success, score and clearance (metres) are of the episodes that it drove, None where the world
+    has none; seconds and
     ``single_deviation`` are of single timed calls, compared with full compute at batch 1; ``tuned``
     is :meth:`muninn_bench.measure.alternatives.Alternative.tuned`.
     """
@@ -45,6 +46,7 @@ class Outcomes:
     trajectories: npt.NDArray[np.float32]
     success: npt.NDArray[np.bool_] | None = None
     score: FloatArray | None = None
+    clearance: FloatArray | None = None
     seconds: FloatArray = field(default_factory=lambda: np.zeros(0))
     single_deviation: FloatArray = field(default_factory=lambda: np.zeros(0))
     bound: FloatArray | None = None

@@ -1,7 +1,8 @@
 """Any task: every method on the same held-out episodes and calls, beside the certified program.
 
 A run folder holds ``result.json`` (schema: docs/architecture.md), ``rows.csv`` (one row a method),
-``calls.safetensors`` (every array behind them), the certificate, and ``report.html``.
+``calls.safetensors`` (every array behind them), the certificate, ``report.html``, and
+``calls.rrd`` if asked for.
 """
 
 from __future__ import annotations
@@ -34,18 +35,25 @@ from muninn_bench.measure.protocol import (
 from muninn_bench.measure.rollout import Drive, random_contexts
 from muninn_bench.measure.statistics import excess_p_value, wilson
 from muninn_bench.report.page import write_report
+from muninn_bench.report.rerun_file import RerunFile
 from muninn_bench.report.table import write_csv
 from muninn_bench.report.tables import rows_of
 from muninn_bench.studies.certified import Certified
+from muninn_bench.studies.shown_calls import show_calls
 from muninn_bench.task import Drawable, OwnCalls, Result, Stream, context_rows
 
 
-def compare(study: Certified, certificate: Certificate, command: str) -> dict[str, Any]:
+def compare(
+    study: Certified, certificate: Certificate, command: str, rerun: bool = False
+) -> dict[str, Any]:
     """Every method on the same held-out episodes and calls; writes the run folder.
+
+    ``rerun`` adds ``calls.rrd`` to it.
 
     Deviation and evaluations are those of one random call of each of Full's episodes, the same
     for all methods; success and score are of the episodes that each method drives itself.
     """
+    shown = RerunFile(study.out / "calls.rrd") if rerun else None  # refused before anything runs
     fast = cache(study.planner, certificate)
     runs: dict[str, Run] = {
         "full": plain(study.planner),
@@ -83,6 +91,8 @@ def compare(study: Certified, certificate: Certificate, command: str) -> dict[st
             outcome.success = np.array([bool(result.success) for result in results])
         if all(result.score is not None for result in results):
             outcome.score = np.array([float(result.score or 0.0) for result in results])
+        if all("clearance_m" in result.figures for result in results):
+            outcome.clearance = np.array([result.figures["clearance_m"] for result in results])
     with bars(study.progress) as bar:
         calls = _single_calls(study, runs, certificate)
         time_singles(calls, outcomes, paired, study.sizes.timed, bar)
@@ -101,6 +111,8 @@ def compare(study: Certified, certificate: Certificate, command: str) -> dict[st
     if study.task.replans:
         result["closed_loop"] = _closed_loop(study, driven["muninn"])
     _write(study, result, outcomes, contexts)
+    if shown is not None:
+        show_calls(shown, study.task, study.variant, outcomes, contexts)
     return result
 
 
@@ -153,8 +165,8 @@ def _write(
     write_csv(study.out / "rows.csv", rows_of(result))
     arrays: dict[str, Any] = {"contexts": contexts.cpu().numpy()}
     for outcome in outcomes:
-        for name in ("deviation", "evaluations", "seconds", "success", "score", "bound",
-                     "estimate", "evaluated"):  # fmt: skip
+        for name in ("deviation", "evaluations", "seconds", "success", "score", "clearance",
+                     "bound", "estimate", "evaluated"):  # fmt: skip
             values = getattr(outcome, name)
             if values is not None:
                 arrays[f"{outcome.name}.{name}"] = values

@@ -43,11 +43,11 @@ def _what(made: Certificate) -> str:
         return (
             f"in at {share} episodes the score falls {by}below full compute's in the same episode"
         )
+    full = "full compute" if made.reference is None else "the reference's full compute"
     kind, _, judge = made.metric.partition(":")
     if kind == "harm":
         one = "a call" if made.unit == "call" else "one of their calls"
-        check = in_words(judge)
-        return f"in at {share} {made.unit}s {one} fails {check} where full compute passes it"
+        return f"in at {share} {made.unit}s {one} fails {in_words(judge)} where {full} passes it"
     if made.unit != "call":
         who = f"at {share} episodes (worst call) deviate"
     elif made.loop == "closed":
@@ -56,4 +56,4 @@ def _what(made: Certificate) -> str:
         who = f"at {share} calls deviate"
     named = made.tolerance is None
     size = f"{made.tolerance_name}(context)" if named else f"{made.tolerance:g}"
-    return f"{who} from full compute by more than {size} ({in_words(made.metric)})"
+    return f"{who} from {full} by more than {size} ({in_words(made.metric)})"

@@ -12,6 +12,7 @@ UNCHECKED = (
     "what is held by caches of `functools` or by extensions",
     "in a running process: settings and tables that the network rewrites by itself, and writes "
     "through `.data` that leave some numbers of every tensor alone",
+    "in a running process: files that the network opens again by itself",
     "what computes a context before the planner sees it (the code of observation encoders)",
     "the metric and the tolerance, where they are functions: a certificate keeps their names",
     "switches of torch that choose kernels or determinism, and the precision of recurrent layers",

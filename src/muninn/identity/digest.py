@@ -13,6 +13,7 @@ import enum
 import functools
 import hashlib
 import importlib
+import inspect
 import logging
 import re
 import sys
@@ -31,7 +32,10 @@ from muninn.errors import CalibrationError, InputError
 from muninn.identity.links import global_names, imported_names, named_by, of_slots
 
 NAME = "muninn_identity"
-"""The attribute by which a user names what cannot be hashed: a string, or a method for one."""
+"""The attribute by which a user names what cannot be hashed: a string, or a method for one.
+
+Certificates count it with the weights: a denoiser that runs a file elsewhere (ONNX Runtime,
+TensorRT) names the file's hash."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range, slice)
 _PRINTED = (torch.dtype, torch.device, np.dtype, np.generic, PurePath, re.Pattern)
@@ -104,7 +108,7 @@ class _Walk:
             return
         self._seen[id(thing)] = len(self._seen)
         self._kept.append(thing)
-        if (name := _named(thing)) is not None:
+        if (name := named(thing)) is not None:
             self._note("named", name)
         elif isinstance(thing, Tensor):
             self._note("tensor")
@@ -225,14 +229,14 @@ def installed(thing: Any) -> bool:
     return str(path).startswith(_STANDARD) or not packages.isdisjoint(path.parts)
 
 
-def _named(thing: Any) -> str | None:
+def named(thing: Any) -> str | None:
     """The name that a user gave to an object, or None."""
-    if isinstance(thing, type):
-        return None
+    if isinstance(thing, type) or inspect.getattr_static(thing, NAME, None) is None:
+        return None  # what answers to any name is not asked: that may run code of its own
     try:
-        name = getattr(thing, NAME, None)
+        name = getattr(thing, NAME)
         name = name() if callable(name) else name
-    except Exception:  # an object that answers to every name, or to none
+    except Exception:  # the object's own
         return None
     return name if isinstance(name, str) else None
 

@@ -123,7 +123,7 @@ def _of_function(function: FunctionType) -> Iterator[Link]:
     for name in sorted(read.difference(own)):
         if name in known:
             yield Link(known[name], known, name, named=True, identified=False)
-    modules = [known[name] for name in read if isinstance(known.get(name), ModuleType)]
+    modules = [known[name] for name in sorted(read) if isinstance(known.get(name), ModuleType)]
     modules += [sys.modules[name] for name in sorted(imported) if name in sys.modules]
     for module in modules:
         if module.__name__.partition(".")[0] not in _LIBRARIES:  # ``models.network``, say

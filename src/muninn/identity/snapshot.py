@@ -22,6 +22,7 @@ from torch.nn.modules import module as _module
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
+from muninn.identity.digest import named
 from muninn.identity.links import CONTAINERS, Link, from_library, links
 
 DEPTH = 8  # objects that are looked behind; certificates look behind fewer
@@ -157,6 +158,11 @@ class Snapshot:
             self.objects.append(part)
             return False
         return not isinstance(part, CodeType)
+
+    def names(self) -> list[str]:
+        """The names that users gave to what cannot be hashed, in the order of the walk."""
+        kept = {id(part): part for part in self._kept}
+        return [name for part in kept.values() if (name := named(part)) is not None]
 
     # -- compared ------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from muninn.context import Context
 from muninn.errors import DenoiserError, InputError
 from muninn.identity.digest import tensor_bytes
 from muninn.identity.links import COMPILED, identified
+from muninn.identity.snapshot import Snapshot
 from muninn.model.sampler import Sampler
 
 _LOOPS = threading.local()
@@ -228,8 +229,9 @@ def fingerprint(
     Places to ``skip``, by path or by identity, are those that it rewrites by itself; ``left_out``
     lists the paths of those that were met. Certificates of ``older`` files know strings, too.
 
-    ``weights`` is None where no tensor was found: then a certificate cannot tell this denoiser
-    from another of the same name.
+    ``weights`` is None where neither a tensor was found nor a name that the user gave to what
+    cannot be hashed (``muninn_identity``): then a certificate cannot tell this denoiser from
+    another of the same name.
     """
     if not callable(denoiser):
         raise InputError(f"a denoiser must be callable, got {type(denoiser).__name__}")
@@ -239,10 +241,13 @@ def fingerprint(
     for name, content, count in _contents(denoiser, skip, left_out, kinds):
         state.update(name.encode() + b":" + content)
         numbers += count
+    names = Snapshot(denoiser).names()
+    for name in names:
+        state.update(f"named:{name}\n".encode())
     found = {
         "denoiser": getattr(denoiser, "__qualname__", type(denoiser).__qualname__),
         "parameters": numbers,
-        "weights": state.hexdigest()[:32] if numbers else None,
+        "weights": state.hexdigest()[:32] if numbers or names else None,
         "guidance": described(denoiser),
     }
     return {**found, "left_out": sorted(left_out)} if left_out else found

@@ -222,7 +222,7 @@ class Monitor:
         return self._log.path.with_suffix(".alarm.json")
 
     def samples(self) -> list[Sample]:
-        """State for :func:`muninn.monitor.telemetry.render`."""
+        """State for :func:`muninn.monitor.telemetry.serve_metrics`."""
         labels = {"robot": self.robot, "certificate": self.digest}
         violations, log_e_value = self._evidence.violations, self._evidence.log_e_value
         values: list[tuple[str, str, float, str]] = [

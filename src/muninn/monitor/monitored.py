@@ -163,7 +163,7 @@ class Monitored:
             self.monitor.record(call, excess)
 
     def samples(self) -> list[Sample]:
-        """State for :func:`muninn.monitor.telemetry.render`: calls, audits, alarm, blindness."""
+        """Calls, audits, alarm, blindness: for :func:`muninn.monitor.telemetry.serve_metrics`."""
         labels = {"robot": self.monitor.robot}
         waiting, blind = len(self._shadow), self._shadow.blind is not None
         return [

@@ -1,4 +1,4 @@
-"""Telemetry: one JSON line per planning call, and counters in Prometheus' text format.
+"""Telemetry: one JSON line per planning call, and metrics for Prometheus.
 
 Nothing here may disturb a control loop. A disk that is full or gone costs lines, never a call: the
 log counts lost lines, says so once it can be written again, and exports the count as a metric.
@@ -10,14 +10,13 @@ import contextlib
 import json
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import numpy as np
 
@@ -116,80 +115,86 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Sample:
-    """One value in Prometheus' text format; ``muninn_`` is put before its name."""
+    """One value that Prometheus is shown; ``muninn_`` is put before its name."""
 
     name: str
-    kind: str
+    kind: str  # counter or gauge
     value: float
     help: str
     labels: dict[str, str] = field(default_factory=dict)
 
 
+Source = Callable[[], Iterable[Sample]]
+"""Where samples are read: ``samples`` of a :class:`Telemetry`, a monitor or a watched planner."""
+
+
+class Collector:
+    """Shows Prometheus the samples of some sources, as they are whenever it asks.
+
+    Register it with a ``CollectorRegistry`` of your own, or use :func:`serve_metrics`. One
+    collector takes all the sources of a registry, because each metric stands there once.
+    """
+
+    def __init__(self, *sources: Source) -> None:
+        self._sources = sources
+
+    def collect(self) -> Iterator[Any]:
+        """One metric family for every name; its samples have the same labels."""
+        core = _prometheus().core
+        groups: dict[str, list[Sample]] = {}
+        for sample in chain.from_iterable(source() for source in self._sources):
+            groups.setdefault(sample.name, []).append(sample)
+        for name, group in groups.items():
+            first, keys = group[0], list(group[0].labels)
+            kind = core.CounterMetricFamily if first.kind == "counter" else core.GaugeMetricFamily
+            family = kind(f"muninn_{name}", first.help, labels=keys)
+            for sample in group:
+                family.add_metric([sample.labels[key] for key in keys], float(sample.value))
+            yield family
+
+
+def _prometheus() -> Any:
+    try:
+        import prometheus_client.core
+    except ImportError as error:
+        raise InputError(
+            "metrics need prometheus_client: pip install 'muninn-diffusion[metrics]'"
+        ) from error
+    return prometheus_client
+
+
+def _registry(*sources: Source) -> Any:
+    registry = _prometheus().CollectorRegistry()
+    registry.register(Collector(*sources))
+    return registry
+
+
 def render(samples: Iterable[Sample]) -> str:
-    """Samples in Prometheus' text exposition format, version 0.0.4.
+    """Samples in Prometheus' text exposition format; InputError without prometheus_client.
 
     >>> print(render([Sample("calls", "counter", 3, "Calls.", {"robot": "a"})]), end="")
     # HELP muninn_calls_total Calls.
     # TYPE muninn_calls_total counter
-    muninn_calls_total{robot="a"} 3
+    muninn_calls_total{robot="a"} 3.0
     """
-    groups: dict[str, list[Sample]] = {}
-    for sample in samples:
-        suffix = "_total" if sample.kind == "counter" else ""
-        groups.setdefault(f"muninn_{sample.name}{suffix}", []).append(sample)
-    lines = []
-    for name, group in groups.items():
-        lines += [f"# HELP {name} {_escape(group[0].help)}", f"# TYPE {name} {group[0].kind}"]
-        for sample in group:
-            quoted = {key: _escape(text).replace('"', r"\"") for key, text in sample.labels.items()}
-            inside = ",".join(f'{key}="{text}"' for key, text in quoted.items())
-            lines.append(f"{name}{f'{{{inside}}}' if inside else ''} {_number(sample.value)}")
-    return "".join(line + "\n" for line in lines)
+    listed = list(samples)  # a registry may ask more than once
+    text: bytes = _prometheus().generate_latest(_registry(lambda: listed))
+    return text.decode()
 
 
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n")
-
-
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return repr(int(value)) if float(value).is_integer() else repr(float(value))
-    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-def serve_metrics(
-    text: Callable[[], str], port: int = 9464, host: str = "127.0.0.1"
-) -> ThreadingHTTPServer:
-    """Answer GET /metrics with ``text()`` from a daemon thread; ``shutdown()`` stops it.
+def serve_metrics(*sources: Source, port: int = 9464, host: str = "127.0.0.1") -> WSGIServer:
+    """Answer Prometheus from a daemon thread; ``shutdown()`` stops it.
 
     Args:
-        text: renders the metrics, see :func:`render`; if it raises, the answer is status 500.
-        port: 0 picks a free one, then in ``server.server_address``.
+        sources: what to show, say ``watched.samples``; if one raises, the answer is status 500.
+        port: 0 picks a free one, then in ``server.server_port``.
         host: local only by default: the endpoint has no authentication.
+
+    Raises:
+        InputError: prometheus_client is not installed.
     """
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] != "/metrics":
-                self.send_error(404, "only /metrics is here")
-                return
-            try:
-                body = text().encode()
-            except Exception as error:
-                self.send_error(500, f"metrics could not be rendered: {type(error).__name__}")
-                return
-            self.send_response(200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Silent: a scrape every few seconds is no news."""
-
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True, name="muninn-metrics").start()
+    server: WSGIServer
+    server, _ = _prometheus().start_http_server(port, host, _registry(*sources))
     return server
 
 
@@ -234,7 +239,7 @@ class Telemetry:
             self.log.append({**line, "time": now, **known, **more})
 
     def samples(self) -> list[Sample]:
-        """Counters for :func:`render`."""
+        """Counters, a source of :class:`Collector`."""
         counts = {**self._counts, "lines_lost": 0 if self.log is None else self.log.lost}
         return [
             Sample(name, "counter", counts[name], explained, {"robot": self.robot})

@@ -32,6 +32,7 @@ from muninn_bench.studies.closed_loop.study import Paths, Settings, run_study, s
 from muninn_bench.studies.closed_loop.tables import bound_of
 from muninn_bench.studies.closed_loop.traces import Replayed, Timed, measured
 from muninn_bench.studies.closed_loop.write import write_results
+from rerun_cases import read_rerun
 
 SETTINGS = Settings(
     episodes=5,
@@ -306,17 +307,33 @@ def test_the_bound_of_a_call() -> None:
     assert math.isnan(bound(_call(action="hold", estimate=None)))
 
 
-def test_without_a_screen_the_view_writes_files(
+def test_a_flight_can_be_read_back_with_rerun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rerun")
-    monkeypatch.setattr(live, "has_screen", lambda: False)
     monkeypatch.setattr(pictures, "FRAMES", 4)
     programs = cases.programs()
     shown = live.View(programs.platform, loop_cases.certificate(), tmp_path)
-    fly_one(programs, Ticket(METHODS["combined"], 1), lambda job: 0.1, Needs(), watcher=shown)
+    ticket = Ticket(METHODS["combined"], 1)
+    fly_one(programs, ticket, lambda job: 0.1, Needs(), watcher=shown)
     assert [path.suffix for path in shown.written] == [".rrd", ".gif"]
-    assert all(path.stat().st_size > 1000 for path in shown.written)
+    assert shown.written[1].stat().st_size > 1000
+    found = read_rerun(shown.written[0], "simulated")
+    bound = bound_of(loop_cases.certificate())
+    for name, values in (
+        ("call/evaluations", [float(call.evaluations) for call in shown.calls]),
+        ("call/bound_m", [bound(call) for call in shown.calls]),
+        ("signals/clearance_m", [one.snapshot.clearance for one in shown.seen]),
+    ):
+        np.testing.assert_allclose([value[0] for _, value in found[name]], values)
+    np.testing.assert_allclose([t for t, _ in found["call/bound_m"]],
+                               [call.finished for call in shown.calls])  # fmt: skip
+    (way,) = found["world/path"][-1][1]
+    np.testing.assert_allclose(way, [one.snapshot.position for one in shown.seen], rtol=1e-5)
+    answered = [call for call in shown.calls if call.action != "hold"]
+    assert len(found["world/plan"]) == len(answered) > 0
+    (circle,) = found["world/obstacles"][0][1]
+    np.testing.assert_allclose(np.linalg.norm(circle, axis=1), 2.0, rtol=1e-6)
 
 
 def test_the_view_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,20 +5,28 @@ from __future__ import annotations
 import csv
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from muninn.errors import InputError
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
+from muninn_bench.measure.protocol import Outcomes
+from muninn_bench.registry import find_task
 from muninn_bench.report import page
 from muninn_bench.report.page import render, write_report
+from muninn_bench.report.rerun_file import RerunFile
 from muninn_bench.report.tables import rows_of
 from muninn_bench.studies.certified import Certified, Sizes
 from muninn_bench.studies.compare import compare
+from muninn_bench.studies.shown_calls import show_calls
+from muninn_bench.task import Drawable, Stream, context_rows
+from rerun_cases import read_rerun
 from toy_task import STEPS, Toy
 
 CALLS = 30
@@ -120,6 +128,52 @@ def test_episodes_that_replan_are_driven_by_every_method_and_shadowed(tmp_path: 
     loop = result["closed_loop"]
     assert (loop["episodes"], loop["calls"]) == (CALLS, 3 * CALLS)
     assert 0.0 <= loop["random_call_violation_rate"] <= loop["worst_call_violation_rate"] <= 1.0
+
+
+def test_every_call_can_be_read_back_with_rerun(tmp_path: Path) -> None:
+    import safetensors.numpy
+
+    pytest.importorskip("rerun")
+    made = study(tmp_path)
+    compare(made, made.certify(), "x", rerun=True)
+    found = read_rerun(tmp_path / "calls.rrd", "episode")
+    arrays = safetensors.numpy.load_file(tmp_path / "calls.safetensors")
+    for name in ("evaluations/full", "evaluations/muninn", "deviation/taylor", "bound/muninn"):
+        figure, _, method = name.partition("/")
+        expected = list(enumerate(arrays[f"{method}.{figure}"].tolist()))
+        assert [(number, value) for number, (value,) in found[name]] == expected
+    assert not any(name.startswith(("world", "clearance")) for name in found)  # it has no map
+
+
+@pytest.mark.parametrize(("name", "edges"), [("discs", 1), ("maze2d", 40)])
+def test_plans_are_shown_in_their_world(tmp_path: Path, name: str, edges: int) -> None:
+    pytest.importorskip("rerun")
+    task, variant = find_task(name), "diffuser"
+    contexts = context_rows(task, variant, Stream.TEST, 2, 0)
+    plans = np.random.default_rng(0).normal(size=(2, *task.planner(variant).shape))
+    outcome = Outcomes("muninn", np.array([5, 6]), np.zeros(2), plans.astype(np.float32),
+                       clearance=np.array([0.25, 0.5]))  # fmt: skip
+    show_calls(RerunFile(tmp_path / "calls.rrd"), task, variant, [outcome], contexts)
+    found = read_rerun(tmp_path / "calls.rrd", "episode")
+    assert [value for _, (value,) in found["clearance/muninn"]] == [0.25, 0.5]
+    assert isinstance(task, Drawable)
+    where = task.positions(variant, torch.tensor(outcome.trajectories))
+    for number, (path,) in found["world/muninn"]:
+        assert number is not None
+        np.testing.assert_allclose(path, where[int(number)], rtol=1e-4, atol=1e-5)
+    ((_, outlines),) = found["world/obstacles"]
+    assert len(outlines) >= edges
+
+
+def test_a_missing_rerun_is_said_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = study(tmp_path)
+    certificate = made.certify()
+    monkeypatch.setitem(sys.modules, "rerun", None)
+    with pytest.raises(InputError, match=r"muninn-bench\[viz\]"):
+        compare(made, certificate, "x", rerun=True)
+    assert not (tmp_path / "result.json").exists()
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -121,3 +121,38 @@ def test_the_guide_to_loops_that_cannot_be_replaced(capsys: pytest.CaptureFixtur
     assert watched.startswith('[40] ("no run before') and first == second
     assert first.endswith("(None,)") and 2 <= int(first.split("]")[0][1:]) < 40
     assert "forward" not in vars(network)
+
+
+def test_the_guide_to_onnx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.plan").write_bytes(b"a plan")
+
+    class Near(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2, bias=False)
+            self.layer.weight.data = 0.5 * torch.eye(2)
+
+        def forward(self, x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+            return self.layer(torch.tanh(x)) + context[:, None] + 0 * timestep[:, None, None]
+
+    names: dict[str, Any] = {
+        "network": Near().eval(),
+        "sampler": muninn.ddim(muninn.Schedule.cosine(10), kind="sample"),
+        "contexts": torch.randn(400, 2, generator=torch.Generator().manual_seed(0)),
+        "load_engine": lambda plan: lambda x, timestep, context: x,
+    }
+    export, certified, robot, int8, engine = blocks("onnx.md", 5)
+    for block in (export, certified, robot):
+        exec(block, names)
+    assert "reference's full compute" in capsys.readouterr().out
+    assert names["record"].evaluations[0] < 10 and names["record"].fallback == (None,)
+    names["contexts"] = names["contexts"][:150]
+    exec(int8, names)
+    assert names["certificate"].batch_size == 1 and names["certificate"].member > 0
+    exec(engine, names)
+    assert names["deployed"].identity()["model"]["weights"] is not None

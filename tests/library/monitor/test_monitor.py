@@ -206,10 +206,10 @@ def test_a_clock_that_goes_backwards_changes_nothing(tmp_path: Path) -> None:
 
 def test_metrics_say_what_the_monitor_says(tmp_path: Path) -> None:
     text = render(filled([2.0] * 5, robot="r").samples())
-    label = f'{{robot="r",certificate="{certificate_digest(ISSUED)}"}}'
-    assert f"muninn_audits_total{label} 5\n" in text
-    assert f"muninn_audit_violations_total{label} 5\n" in text
-    assert f"muninn_alarm{label} 1\n" in text and f"muninn_drift_warning{label} 0\n" in text
+    label = f'{{certificate="{certificate_digest(ISSUED)}",robot="r"}}'
+    assert f"muninn_audits_total{label} 5.0\n" in text
+    assert f"muninn_audit_violations_total{label} 5.0\n" in text
+    assert f"muninn_alarm{label} 1.0\n" in text and f"muninn_drift_warning{label} 0.0\n" in text
 
 
 def test_digests_tell_recalibrations_apart() -> None:

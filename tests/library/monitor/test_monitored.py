@@ -199,7 +199,8 @@ def test_after_an_alarm_full_compute_runs_and_says_why(tmp_path: Path) -> None:
     last = list(read_lines(tmp_path / "calls.jsonl"))[-1]
     assert last["fallback"] == [own.monitor.alarm] * 3
     assert last["certificate"] == own.monitor.digest
-    assert 'muninn_alarm{robot="robot"' in render(own.samples())
+    alarm = f'muninn_alarm{{certificate="{own.monitor.digest}",robot="robot"}} 1.0'
+    assert alarm in render(own.samples())
 
 
 def test_full_compute_that_fails_counts_as_a_violation() -> None:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -15,9 +16,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from muninn.errors import InputError
 from muninn.monitor.telemetry import (
+    Collector,
     JsonLines,
     Sample,
     Telemetry,
@@ -231,54 +235,96 @@ def test_counting_goes_on_without_a_disk(tmp_path: Path, monkeypatch: pytest.Mon
 # -- Prometheus ------------------------------------------------------------------------------
 
 
-def test_text_format() -> None:
+def parsed(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Values by name and labels, as prometheus_client's own parser reads them."""
+    families = text_string_to_metric_families(text)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_the_text_is_read_back_by_the_parser_of_prometheus() -> None:
+    odd = {"robot": 'a"b\\c\nd'}
     samples = [
-        Sample("alarm", "gauge", 1.0, "Line one.\nBack\\slash.", {"robot": 'a"b\\c\nd'}),
+        Sample("alarm", "gauge", 1.0, "Line one.\nBack\\slash.", odd),
         Sample("calls", "counter", 2, "Calls.", {"robot": "a", "certificate": "ff"}),
         Sample("alarm", "gauge", 0.0, "ignored", {"robot": "z"}),
         Sample("e", "gauge", math.inf, "E."),
         Sample("f", "gauge", -math.inf, "F."),
-        Sample("g", "gauge", math.nan, "G."),
         Sample("h", "gauge", 0.125, "H."),
     ]
-    assert render(samples) == (
-        "# HELP muninn_alarm Line one.\\nBack\\\\slash.\n"
-        "# TYPE muninn_alarm gauge\n"
-        'muninn_alarm{robot="a\\"b\\\\c\\nd"} 1\n'
-        'muninn_alarm{robot="z"} 0\n'
-        "# HELP muninn_calls_total Calls.\n"
-        "# TYPE muninn_calls_total counter\n"
-        'muninn_calls_total{robot="a",certificate="ff"} 2\n'
-        "# HELP muninn_e E.\n# TYPE muninn_e gauge\nmuninn_e +Inf\n"
-        "# HELP muninn_f F.\n# TYPE muninn_f gauge\nmuninn_f -Inf\n"
-        "# HELP muninn_g G.\n# TYPE muninn_g gauge\nmuninn_g NaN\n"
-        "# HELP muninn_h H.\n# TYPE muninn_h gauge\nmuninn_h 0.125\n"
-    )
-    assert render([]) == ""
+    text = render(iter(samples))
+    assert parsed(text) == {
+        ("muninn_alarm", (("robot", odd["robot"]),)): 1.0,
+        ("muninn_alarm", (("robot", "z"),)): 0.0,
+        ("muninn_calls_total", (("certificate", "ff"), ("robot", "a"))): 2.0,
+        ("muninn_e", ()): math.inf,
+        ("muninn_f", ()): -math.inf,
+        ("muninn_h", ()): 0.125,
+    }
+    kinds = {found.name: found.type for found in text_string_to_metric_families(text)}
+    assert (kinds["muninn_alarm"], kinds["muninn_calls"]) == ("gauge", "counter")
+    assert text.count("# TYPE muninn_alarm") == 1 and render([]) == ""
+    assert math.isnan(*parsed(render([Sample("g", "gauge", math.nan, "G.")])).values())
 
 
-def test_the_endpoint_answers_and_survives_a_broken_renderer() -> None:
-    texts: list[str | Exception] = ["muninn_calls_total 1\n", ValueError("broken"), "again\n"]
+def test_robots_share_a_registry_or_have_one_each() -> None:
+    robots = [Telemetry(robot=name) for name in "ab"]
+    alone = [CollectorRegistry() for _ in robots]
+    for registry, robot in zip(alone, robots, strict=True):
+        registry.register(Collector(robot.samples))
+    together = CollectorRegistry()
+    together.register(Collector(*(robot.samples for robot in robots)))
+    robots[0].observe(record(), call="after they were registered")
+    for registry, seen in zip((*alone, together), ("a", "b", "ab"), strict=True):
+        found = parsed(generate_latest(registry).decode())
+        calls = {labels: n for (name, labels), n in found.items() if name == "muninn_calls_total"}
+        assert calls == {(("robot", robot),): float(robot == "a") for robot in seen}
 
-    def text() -> str:
-        answer = texts.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
 
-    server = serve_metrics(text, port=0)
-    address = f"http://127.0.0.1:{server.server_address[1]}"
+def test_the_endpoint_answers_and_survives_a_broken_source(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    telemetry = Telemetry(robot="r1")
+    broken = False
+
+    def samples() -> list[Sample]:
+        if broken:
+            raise ValueError("broken")
+        return telemetry.samples()
+
+    servers = [serve_metrics(samples, port=0), serve_metrics(Telemetry().samples, port=0)]
+    address = f"http://127.0.0.1:{servers[0].server_port}/metrics"
+    calls = "muninn_calls_total", (("robot", "r1"),)
     try:
-        with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
-            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            assert answer.read() == b"muninn_calls_total 1\n"
-        for path, status in (("/metrics", 500), ("/other", 404)):
-            with pytest.raises(urllib.error.HTTPError) as error:
-                urllib.request.urlopen(address + path, timeout=10)
-            assert error.value.code == status
-            error.value.close()
-        with urllib.request.urlopen(f"{address}/metrics?x=1", timeout=10) as answer:
-            assert answer.read() == b"again\n"
+        for expected in (0.0, 1.0):
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                assert answer.headers["Content-Type"].startswith("text/plain; version=")
+                assert parsed(answer.read().decode())[calls] == expected
+            telemetry.observe(record())
+        broken = True
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(address, timeout=10)
+        assert error.value.code == 500
+        error.value.close()
+        broken = False
+        with urllib.request.urlopen(f"{address}?x=1", timeout=10) as answer:
+            assert parsed(answer.read().decode())[calls] == 2.0
     finally:
-        server.shutdown()
-        server.server_close()
+        for server in servers:
+            server.shutdown()
+            server.server_close()
+    assert "ValueError: broken" in capfd.readouterr().err  # the reason is not swallowed
+
+
+def test_without_the_package_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
+    telemetry = Telemetry()
+    telemetry.observe(record())  # counting needs no package
+    for ask in (lambda: render(telemetry.samples()), lambda: serve_metrics(telemetry.samples)):
+        with pytest.raises(InputError, match=r"muninn-diffusion\[metrics\]"):
+            ask()

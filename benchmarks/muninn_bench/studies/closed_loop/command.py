@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from muninn.errors import InputError
-from muninn_bench.commands import Smoke, Variant, command_line
+from muninn_bench.commands import Rerun, Smoke, Variant, command_line
 
 if TYPE_CHECKING:
     from muninn_bench.platform import Platform
@@ -47,9 +47,7 @@ def fly(
         list[str] | None,
         typer.Option(help="A method, may be repeated; full, muninn-only, combined."),
     ] = None,
-    view: Annotated[
-        bool, typer.Option(help="Show flights in rerun; files without screen.")
-    ] = False,
+    rerun: Rerun = False,
     replay: Annotated[
         Path | None, typer.Option(help="Fly a recorded file again, with its latencies.")
     ] = None,
@@ -80,4 +78,4 @@ def fly(
         print_rows(console, write_results(out, programs, flights, trace, command_line()))
         console.print(f"wrote {out}")
     else:
-        fly_live(console, programs, method or list(_LIVE), episodes, view, replay)
+        fly_live(console, programs, method or list(_LIVE), episodes, rerun, replay)

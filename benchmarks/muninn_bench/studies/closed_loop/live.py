@@ -1,16 +1,14 @@
 """Flights here and now: planned at batch 1 with the latencies of this machine, or replayed.
 
-They can be watched in rerun: map, plan, path, evaluations, Dhat, mode and latency.
+They can be recorded for rerun: map, plan, path, evaluations, bound, clearance, mode and latency.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from muninn.loop.deadline import machine
 from muninn.loop.escalation import Needs
 from muninn.progress import bars
 from muninn_bench.platform import Episode, Platform, Snapshot
+from muninn_bench.report.rerun_file import GREY, RerunFile, rerun_package
 from muninn_bench.studies.closed_loop import methods
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
 from muninn_bench.studies.closed_loop.loop import Flight, FlownCall, Recorder
@@ -34,49 +33,31 @@ from muninn_bench.studies.closed_loop.write import print_rows
 
 _TIMED = 8  # single jobs, for what escalation must be given
 _MODES = {"nominal": 0, "damp": 1, "resample": 2, "full": 3}
-_GREY, _RED, _BLUE, _ORANGE = [90, 90, 90], [192, 57, 43], [31, 102, 176], [209, 120, 42]
-
-
-def has_screen() -> bool:
-    """Whether a window can be opened here."""
-    return os.name == "nt" or any(name in os.environ for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+_RED, _BLUE, _ORANGE = "#c0392b", "#1f66b0", "#d1782a"
 
 
 class View(Recorder):
-    """Streams flights to rerun's window; without a screen writes files instead.
-
-    Those are an .rrd of every flight, and a GIF of the first flight of each method.
+    """Records flights for rerun: an .rrd of every flight, a GIF of the first of each method.
 
     Raises:
         InputError: rerun is not installed.
     """
 
     def __init__(self, platform: Platform, certificate: Certificate, folder: Path) -> None:
-        try:
-            import rerun
-        except ImportError as error:
-            raise InputError("--view needs rerun: pip install 'muninn-bench[viz]'") from error
+        rerun_package()  # refused before anything flies
         super().__init__(platform)
-        self._rerun: Any = rerun
         self._certificate, self._bound, self._folder = certificate, bound_of(certificate), folder
-        self._live = has_screen()
         self.written: list[Path] = []
         self._drawn: set[str] = set()
 
     def begin(self, episode: Episode, method: str, seed: int) -> None:
         """Start a recording of its own for every flight."""
         super().begin(episode, method, seed)
-        name = f"{self.platform.name}-{method}-{seed}"
-        self._stream: Any = self._rerun.RecordingStream("muninn-bench fly", recording_id=name)
-        if self._live:
-            self._stream.spawn()
-        else:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self.written.append(self._folder / f"{name}.rrd")
-            self._stream.save(self.written[-1])
-        self._draw("world/obstacles", "LineStrips", self.world, _GREY, static=True)
-        self._draw("world/goal", "Points", [self.goal], _RED, static=True)
-        self._say(f"{method}, episode {seed}")
+        self._shown = RerunFile(self._folder / f"{self.platform.name}-{method}-{seed}.rrd")
+        self.written.append(self._shown.path)
+        self._shown.lines("world/obstacles", self.world, GREY, static=True)
+        self._shown.point("world/goal", self.goal, _RED, static=True)
+        self._shown.say(f"{method}, episode {seed}")
         self._show(self.seen[0].snapshot)
 
     def moment(self, snapshot: Snapshot) -> None:
@@ -85,55 +66,38 @@ class View(Recorder):
         self._show(snapshot)
 
     def _show(self, snapshot: Snapshot) -> None:
-        self._stream.set_time("simulated", duration=snapshot.time)
-        self._draw("world/robot", "Points", [snapshot.position], _BLUE)
+        self._shown.time(snapshot.time)
+        self._shown.point("world/robot", snapshot.position, _BLUE)
         come = np.array([one.snapshot.position for one in self.seen])
-        self._draw("world/path", "LineStrips", [come], _BLUE)
-        self._numbers(
+        self._shown.lines("world/path", [come], _BLUE)
+        self._shown.numbers(
             {"signals/clearance_m": snapshot.clearance, "signals/to_goal_m": snapshot.to_goal}
         )
 
     def call(self, call: FlownCall, plan: Tensor | None) -> None:
         """Show the plan and the call's figures."""
         super().call(call, plan)
-        self._stream.set_time("simulated", duration=call.finished)
-        plans = [] if self._path is None else [self._path]
-        self._draw("world/plan", "LineStrips", plans, _ORANGE)
+        self._shown.time(call.finished)
+        self._shown.lines("world/plan", [] if self._path is None else [self._path], _ORANGE)
         figures = {
             "evaluations": call.evaluations,
             "latency_ms": 1e3 * call.seconds,
-            "dhat_m": self._bound(call),
+            "bound_m": self._bound(call),
             "mode": -1 if call.action == "hold" else _MODES[call.mode],
         }
-        self._numbers({f"call/{name}": value for name, value in figures.items()})
-        self._say(f"{call.action}: {call.reason or call.mode}")
+        self._shown.numbers({f"call/{name}": value for name, value in figures.items()})
+        self._shown.say(f"{call.action}: {call.reason or call.mode}")
 
     def end(self, flight: Flight) -> None:
-        """Close the recording, and draw a GIF where nobody could look."""
+        """Close the recording, and draw a GIF for those without rerun."""
         super().end(flight)
-        self._say(flight.outcome)
-        self._stream.flush()
-        self._stream.disconnect()
-        if not self._live and flight.method not in self._drawn:
+        self._shown.say(flight.outcome)
+        self._shown.close()
+        if flight.method not in self._drawn:
             self._drawn.add(flight.method)
             self.written.append(self.written[-1].with_suffix(".gif"))
             title = f"{self.platform.name}, {flight.method}: {flight.outcome}"
             draw_gif(self.written[-1], self, self._certificate, title)
-
-    def _say(self, words: str) -> None:
-        self._stream.log("calls", self._rerun.TextLog(words))
-
-    def _numbers(self, figures: dict[str, float]) -> None:
-        for name, value in figures.items():
-            self._stream.log(name, self._rerun.Scalars(float(value)))
-
-    def _draw(
-        self, name: str, shape: str, what: list[Any], colour: list[int], static: bool = False
-    ) -> None:
-        """Points or line strips, in as many dimensions as the world has."""
-        kind = getattr(self._rerun, f"{shape}{len(self.goal)}D")
-        size = {"radii": [self._rerun.Radius.ui_points(6.0)]} if shape == "Points" else {}
-        self._stream.log(name, kind(what, colors=[colour] * len(what), **size), static=static)
 
 
 def fly_live(
@@ -141,13 +105,13 @@ def fly_live(
     programs: ClosedLoopPrograms,
     names: Sequence[str],
     episodes: int,
-    view: bool,
+    record: bool,
     replay: Path | None,
 ) -> None:
     """Plan at batch 1 here and now, with the latency that has; or as a recorded file says."""
     platform, folder = programs.platform, Path("runs/fly") / programs.platform.name
     asked = [Ticket(find_method(name), seed) for name in names for seed in range(episodes)]
-    watcher = View(platform, programs.certificate, folder) if view else None
+    watcher = View(platform, programs.certificate, folder) if record else None
     jobs: list[tuple[Ticket, Latency]]
     if replay is not None:
         needed, recorded = read_flights(replay)
