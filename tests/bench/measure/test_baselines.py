@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from analytic import mixture_planner
+from few_step_cases import few_steps
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
@@ -14,7 +15,7 @@ from muninn.model.solvers import ddim, ddpm, euler
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Program, Static
 from muninn.programs.spacing import spread_steps
-from muninn_bench.measure.baselines import few_steps, fixed_skip
+from muninn_bench.measure.baselines import fixed_skip
 
 SHAPE = (8, 2)
 

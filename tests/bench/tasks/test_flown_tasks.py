@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from few_step_cases import few_steps
 from muninn.certify.paired import call_seed
 from muninn.errors import InputError
-from muninn_bench.measure.baselines import few_steps
 from muninn_bench.platform import SCOUTED, STUDIED, Platform
 from muninn_bench.registry import find_task
 from muninn_bench.studies.closed_loop.command import Robot

@@ -179,7 +179,7 @@ def test_the_screen_rejects_plans_that_touch_walls() -> None:
 
 
 def test_few_steps_of_the_real_planner_reach_the_goal() -> None:
-    from muninn_bench.measure.baselines import few_steps
+    from few_step_cases import few_steps
 
     robot = platform()
     planner = few_steps(robot.planner, 6)

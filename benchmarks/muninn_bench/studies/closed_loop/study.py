@@ -34,9 +34,8 @@ from muninn.files import write_whole
 from muninn.parallel import workers_of
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSearch, available
-from muninn_bench.measure.baselines import few_steps
 from muninn_bench.measure.matched import allowed_share, mean_evaluations
-from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.measure.protocol import Run
 from muninn_bench.models import model_file
 from muninn_bench.networks.on_gpu import evaluate_on_gpu
 from muninn_bench.platform import SCOUTED, STUDIED, Platform, position_metric
@@ -95,7 +94,7 @@ def _scout_group(build: Build, work: Path, group: range) -> Path:
         platform = build()
         evaluate_on_gpu(platform.planner)
         steps = max(2, round(len(platform.planner.sampler) / 10))
-        run = plain(few_steps(platform.planner, steps))
+        run = Alternative.untuned("fewsteps", platform.planner, steps).run(platform.planner)
         contexts = torch.cat(_scouted(platform, [SCOUTED + seed for seed in group], run))
         write_whole(file, save({"contexts": contexts}))
     return file

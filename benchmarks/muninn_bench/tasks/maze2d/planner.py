@@ -10,7 +10,8 @@ from torch import Tensor
 
 from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
-from muninn_bench.measure.baselines import few_steps
+from muninn_bench.measure.alternatives import Alternative
+from muninn_bench.measure.protocol import plain
 from muninn_bench.models import model_file
 from muninn_bench.networks.teacher import Teacher, load_teacher
 from muninn_bench.planners.diffuser import diffuser_planner
@@ -44,13 +45,15 @@ def sample_plans(
     training step by default.
     """
     planner = maze_planner(teacher)
-    planner = planner if steps is None else few_steps(planner, steps)
+    run = plain(planner)
+    if steps is not None:
+        run = Alternative.untuned("fewsteps", planner, steps).run(planner)
     contexts = maze_contexts(teacher, problems)
     plans = []
     for first in range(0, len(problems), batch):
         chosen = contexts[first : first + batch]
         noise = planner.draw_noise(seeds=range(seed + first, seed + first + len(chosen)))
-        plans.append(teacher.unnormalise(planner.sample(chosen, noise=noise)).double().cpu())
+        plans.append(teacher.unnormalise(run(chosen, noise)[0]).double().cpu())
     return torch.cat(plans).numpy()
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from few_step_cases import few_steps
 from muninn.certify.metrics import measure, resolve
 from muninn.model.planner import Planner
-from muninn_bench.measure.baselines import few_steps
 from muninn_bench.networks.teacher import load_teacher
 from muninn_bench.planners.diffuser import inpaint_ends
 from muninn_bench.task import Stream, context_rows
