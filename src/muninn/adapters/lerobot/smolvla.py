@@ -18,7 +18,7 @@ from torch import Tensor
 
 from muninn.adapters.lerobot.policy import require_keys, require_lerobot_loop, require_plain
 from muninn.context import Context, concatenate
-from muninn.errors import InputError
+from muninn.errors import CertificateError, InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Sampler
 from muninn.model.solvers import euler
@@ -140,10 +140,16 @@ def arguments(
 ) -> tuple[Context, Noise]:
     """Context and noise of a call of ``sample_actions``, drawn in its order.
 
-    The last three belong to real-time chunking; without it LeRobot's loop does not read them.
+    The last three belong to real-time chunking; without it LeRobot's loop does not read them. With
+    it the call is a CertificateError: full compute would drop its guidance, too.
     """
     expert = planner.denoiser
     assert isinstance(expert, ActionExpert)
+    if expert.model._rtc_enabled():
+        raise CertificateError(
+            "policy: real-time chunking: certificate False, policy True; no plan made here is "
+            "guided by the chunk before. Set rtc_config to None, or call disable_cache"
+        )
     if noise is None:
         noise = expert.model.sample_noise((len(state), *planner.shape), state.device)
     context = expert.prefix(images, img_masks, lang_tokens, lang_masks, state)

@@ -224,14 +224,15 @@ def test_real_time_chunking_is_refused_by_name(vlm: Path, certificate: Certifica
     policy = make_policy(vlm, rtc_config=RTCConfig(enabled=True))
     with pytest.raises(InputError, match=r"real-time chunking \(RTC\).*rtc_config to None"):
         enable_cache(policy, certificate)
-    policy = make_policy(vlm)
-    enable_cache(policy, certificate)
-    chunk(policy)
-    policy.config.rtc_config = RTCConfig(enabled=True)
-    with pytest.raises(
-        CertificateError, match="policy: real-time chunking: certificate False, policy True"
-    ):
+    for on_mismatch in ("error", "full"):  # full compute would drop the guidance, too
+        policy = make_policy(vlm)
+        enable_cache(policy, certificate, on_mismatch=on_mismatch)
         chunk(policy)
+        policy.config.rtc_config = RTCConfig(enabled=True)
+        with pytest.raises(
+            CertificateError, match="policy: real-time chunking: certificate False, policy True"
+        ):
+            chunk(policy)
 
 
 def test_what_cannot_be_translated_is_refused_by_name(vlm: Path) -> None:
