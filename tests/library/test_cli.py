@@ -326,3 +326,21 @@ def test_a_file_named_like_a_module_is_refused(muninn_command: Command) -> None:
     Path("json.py").write_text(POLICY)
     code, said = muninn_command("calibrate", "json.py:policy", "out", *SETTINGS)
     assert code == 2 and "json.py has the name of another module, json; rename it" in said
+
+
+def test_lerobot_takes_its_options_first_and_hands_the_rest_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[object] = []
+
+    def run(command: str, arguments: list[str], **rest: object) -> None:
+        rest.pop("tell")
+        given.extend([command, arguments, rest])
+
+    monkeypatch.setattr("muninn.adapters.lerobot.commands.run", run)
+    own = ["--policy.path=checkpoint", "--help", "--certificate"]  # that one is LeRobot's, too
+    result = CliRunner().invoke(app, ["lerobot", "--on-mismatch", "full", "eval", *own])
+    assert result.exit_code == 0, result.output
+    assert given == ["eval", own, {"certificate": None, "on_mismatch": "full"}]
+    result = CliRunner().invoke(app, ["lerobot", "--help"])
+    assert "rollout" in result.output and "muninn.safetensors" in result.output

@@ -35,11 +35,12 @@ class Tally:
     def __str__(self) -> str:
         if not self.plans:
             return "no plan was made"
+        plans = f"{self.plans} plan{'s' * (self.plans > 1)}"
         mean = f"{self.evaluations / self.plans:.1f} of {self.steps} evaluations each"
         if not self.in_full:
-            return f"{self.plans} plans, {mean}"
+            return f"{plans}, {mean}"
         (reason, _), *_ = self.in_full.most_common(1)
-        return f"{self.plans} plans, {mean}; {self.in_full.total()} by full compute: {reason}"
+        return f"{plans}, {mean}; {self.in_full.total()} by full compute: {reason}"
 
 
 class EnabledCache:

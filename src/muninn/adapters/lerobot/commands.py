@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from muninn.adapters.registry import planner_of
 from muninn.adapters.switch import StandIn, Tally, enable_cache
 from muninn.certify.cached import OnMismatch
 from muninn.certify.certificate import Certificate
@@ -110,13 +111,14 @@ def certified(
             if on_mismatch == "error":
                 raise CertificateError(
                     f"{problem}; calibrate the policy and save it there (docs/guides/lerobot.md), "
-                    "name another file, or choose on_mismatch='full' to run without"
+                    "name another file, or choose on_mismatch 'full' to run without"
                 )
             _log.warning("running full compute: %s", problem)
         elif on_mismatch == "error":
             Certificate.load(file)  # before a robot is connected
         policy = own(kind, pretrained_name_or_path, **rest)
         if file is not None:
+            planner_of(policy)  # says what cannot be cached at all
             Awaiting(policy, lambda: switch_on(policy, file))
         return policy
 
@@ -160,9 +162,8 @@ def run(
         main = resolve_name(COMMANDS[command])
     except ImportError as error:
         raise InputError(
-            f"LeRobot's {command} cannot be imported ({error}). LeRobot 0.4 has eval, record and "
-            "policy-server, 0.6 eval, rollout and policy-server; the server needs "
-            "pip install 'lerobot[async]'"
+            f"LeRobot's {command} cannot be imported ({error}). Install what is missing; LeRobot "
+            "0.4 has eval, record and policy-server, 0.6 has eval, rollout and policy-server"
         ) from error
     with certified(certificate, on_mismatch=on_mismatch, tell=tell) as tallies:
         given, sys.argv = sys.argv, [f"lerobot-{command}", *arguments]

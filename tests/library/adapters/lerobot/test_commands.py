@@ -167,7 +167,7 @@ def test_what_cannot_be_done_is_an_input_error(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InputError, match=r"train is no command.*eval, record, rollout, policy-s"):
         run("train", [])
     monkeypatch.setitem(COMMANDS, "rollout", "lerobot.scripts.of_tomorrow:main")
-    with pytest.raises(InputError, match=r"rollout cannot be imported.*of_tomorrow.*0\.6 eval"):
+    with pytest.raises(InputError, match=r"rollout cannot be imported.*of_tomorrow.*0\.6 has eval"):
         run("rollout", [])
 
 
