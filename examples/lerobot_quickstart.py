@@ -6,8 +6,12 @@ models/metaworld/diffusion, a DiffusionPolicy for Meta-World's pick-place):
     .venv-lerobot/bin/python examples/lerobot_quickstart.py
 
 The observations are those of Meta-World's scripted expert on problems the policy was not trained
-on. Fewer episodes are faster, but may certify nothing but full compute. For your own policy, put
-your LeRobotDataset in the place of ``record(...)``.
+on. Fewer episodes are faster, but may certify nothing but full compute.
+
+For a DiffusionPolicy of your own, with LeRobot 0.4.4 or 0.6.1: ``--policy CHECKPOINT --dataset
+EPISODES --limits 0.002 0.002 0.002 0.1``. The dataset is a LeRobotDataset (its folder, or its name
+on the hub) or a folder with one file per episode; the limits are the largest acceptable difference
+of each action channel, in its own unit.
 """
 
 import argparse
@@ -25,12 +29,11 @@ import muninn
 from muninn.adapters import enable_cache, planner_of
 from muninn.adapters.lerobot import executed_actions, recorded_calls
 from muninn.progress import bars
-from muninn_bench.tasks.metaworld.data import demonstrate
-from muninn_bench.tasks.metaworld.policy import features
-from muninn_bench.tasks.metaworld.world import PickPlace
 
 parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
 parser.add_argument("--policy", default="models/metaworld/diffusion", help="LeRobot checkpoint")
+parser.add_argument("--dataset", help="folder or name; by default Meta-World's expert is recorded")
+parser.add_argument("--limits", type=float, nargs="+", help="of each action channel")
 parser.add_argument("--episodes", type=int, default=160, help="that give one call each")
 parser.add_argument("--calls", type=int, default=20, help="of the comparison at the end")
 parser.add_argument("--risk", type=float, default=0.05)
@@ -38,11 +41,17 @@ parser.add_argument("--out", default="quickstart.muninn.safetensors", help="of t
 options = parser.parse_args()
 if not Path(options.policy, "config.json").is_file():
     parser.exit(1, f"{options.policy} holds no policy; docs/guides/metaworld.md trains one\n")
+if options.dataset and not options.limits:
+    parser.exit(1, "--dataset needs --limits: the largest acceptable difference of each channel\n")
 began = time.perf_counter()
 
 
 def record(count: int) -> list[dict[str, Any]]:
     """Observations of the expert, one dict per step, as a LeRobotDataset yields them."""
+    from muninn_bench.tasks.metaworld.data import demonstrate
+    from muninn_bench.tasks.metaworld.policy import features
+    from muninn_bench.tasks.metaworld.world import PickPlace
+
     frames, world = [], PickPlace()
     with bars(show=True) as task:
         advance = task("record the expert", count)
@@ -55,13 +64,26 @@ def record(count: int) -> list[dict[str, Any]]:
     return frames
 
 
+def opened(dataset: str) -> Any:
+    """A LeRobotDataset, or the folder of recordings itself."""
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    folder = Path(dataset)
+    if (folder / "meta").is_dir():
+        return LeRobotDataset(f"local/{folder.name}", root=folder)
+    return folder if folder.is_dir() else LeRobotDataset(dataset)
+
+
 # -- calibrate ------------------------------------------------------------------------------------
 policy = DiffusionPolicy.from_pretrained(options.policy)
 preprocessor, postprocessor = make_pre_post_processors(policy.config, options.policy)
-frames = record(options.episodes + options.calls)
-contexts = recorded_calls(policy, frames, preprocessor=preprocessor)  # one call of each episode
-# An action is a displacement of the hand in centimetres, and effort of the gripper.
-within = executed_actions(policy, postprocessor, limits={(0, 1, 2): 0.1, (3,): 0.1})
+count = options.episodes + options.calls
+frames = opened(options.dataset) if options.dataset else record(count)
+# One call of each episode.
+contexts = recorded_calls(policy, frames, preprocessor=preprocessor, count=count)
+# In Meta-World an action is a displacement of the hand in centimetres, and the gripper's effort.
+limits = options.limits or {(0, 1, 2): 0.1, (3,): 0.1}
+within = executed_actions(policy, postprocessor, limits)
 certificate = muninn.calibrate(
     planner_of(policy),
     contexts[: options.episodes],
@@ -88,10 +110,12 @@ for seed, context in enumerate(contexts[options.episodes :].split(1)):
     shares.append(float(within(plans["full"], plans["fast"])))
 beyond = sum(share > 1 for share in shares)
 hint = "Only full compute was certified: give more --episodes.\n" * (certificate.member == 0)
+one = "1 mm of commanded motion of the hand, or a tenth of the gripper's effort,"
+one = f"a difference of {options.limits} in the channels of an action," if options.limits else one
 full, cached = (statistics.median(spent[name]) for name in ("full", "fast"))
 print(f"""
 {certificate.promise()}
-A deviation of 1 is 1 mm of commanded motion of the hand, or a tenth of the gripper's effort,
+A deviation of 1 is {one}
 at any of the {policy.config.n_action_steps} actions that a call executes.
 
                    evaluations   ms per call (median of {options.calls})

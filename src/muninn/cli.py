@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -205,6 +206,37 @@ def report(
         console.print(escape(page), highlight=False, soft_wrap=True)
     else:
         write_whole(out, page)
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+    }
+)
+def lerobot(
+    context: typer.Context,
+    command: Annotated[str, typer.Argument(help="eval, record, rollout or policy-server.")],
+    certificate: Annotated[
+        Path | None, typer.Option(help="By default muninn.safetensors beside the checkpoint.")
+    ] = None,
+    on_mismatch: Annotated[
+        str, typer.Option(help="Without a certificate that holds: error, or full compute (full).")
+    ] = "error",
+) -> None:
+    """Run a command of LeRobot, its own arguments last, with certified policies."""
+    from muninn.adapters.lerobot.commands import run
+
+    def tell(words: str) -> None:
+        console.print(f"[bold]muninn:[/] {escape(words)}", highlight=False, soft_wrap=True)
+
+    chosen = cast(Any, on_mismatch)  # another word is an InputError
+    try:
+        run(command, context.args, certificate=certificate, on_mismatch=chosen, tell=tell)
+    except OSError:  # LeRobot's or a robot's, not of a file that was named here
+        traceback.print_exc()
+        raise typer.Exit(1) from None
 
 
 def _page(run: dict[str, Any]) -> str:

@@ -378,3 +378,21 @@ def test_the_guides_file_for_diffusers_returns_a_planner(
 def test_versions_are_said(muninn_command: Command) -> None:
     code, said = muninn_command("--version")
     assert code == 0 and said.startswith("muninn ") and f"torch {torch.__version__}" in said
+
+
+def test_lerobot_takes_its_options_first_and_hands_the_rest_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[object] = []
+
+    def run(command: str, arguments: list[str], **rest: object) -> None:
+        rest.pop("tell")
+        given.extend([command, arguments, rest])
+
+    monkeypatch.setattr("muninn.adapters.lerobot.commands.run", run)
+    own = ["--policy.path=checkpoint", "--help", "--certificate"]  # that one is LeRobot's, too
+    result = CliRunner().invoke(app, ["lerobot", "--on-mismatch", "full", "eval", *own])
+    assert result.exit_code == 0, result.output
+    assert given == ["eval", own, {"certificate": None, "on_mismatch": "full"}]
+    result = CliRunner().invoke(app, ["lerobot", "--help"])
+    assert "rollout" in result.output and "muninn.safetensors" in result.output

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from muninn.adapters.lerobot.commands import COMMANDS
+
 pytestmark = pytest.mark.wheels
 
 ROOT = Path(__file__).parents[2]
@@ -144,6 +146,7 @@ def test_every_documented_command_is_among_those_run(place: Path) -> None:
     tried = {tuple(line.split()[:2]) for line in [*SMOKE, *MINUTES]}
     verbs = ("new", "survey", "calibrate", "evaluate", "inspect", "report")
     tried |= {("muninn", verb) for verb in verbs}
+    tried.add(("muninn", "lerobot"))  # where LeRobot is: tests/library/adapters/lerobot
     unknown = [line for line in documented() if tuple(line.split()[:2]) not in tried]
     assert len(documented()) > 10 and unknown == []
 
@@ -152,5 +155,7 @@ def test_every_documented_command_is_among_those_run(place: Path) -> None:
 def test_documented_options_exist(place: Path, line: str) -> None:
     program, command, *rest = shlex.split(line)
     listing = succeeds(place, f"{program} {command} --help")
+    if command == "lerobot":  # what follows its command is LeRobot's
+        rest = rest[: next(at for at, word in enumerate(rest) if word in COMMANDS)]
     for option in (word.split("=")[0] for word in rest if word.startswith("--")):
         assert option in listing, f"{line}: {command} has no {option}"

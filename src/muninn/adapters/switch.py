@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,31 @@ from muninn.errors import InputError
 from muninn.record import Record
 
 
+@dataclass
+class Tally:
+    """What the plans of a cached policy took; holds no part of it."""
+
+    steps: int  # of the sampler
+    plans: int = 0  # a call of several rows makes as many
+    evaluations: int = 0
+    in_full: Counter[str] = field(default_factory=Counter)  # plans by full compute, by reason
+
+    def add(self, record: Record) -> None:
+        self.plans += len(record.evaluations)
+        self.evaluations += int(record.evaluations.sum())
+        self.in_full.update(reason for reason in record.fallback if reason is not None)
+
+    def __str__(self) -> str:
+        if not self.plans:
+            return "no plan was made"
+        plans = f"{self.plans} plan{'s' * (self.plans > 1)}"
+        mean = f"{self.evaluations / self.plans:.1f} of {self.steps} evaluations each"
+        if not self.in_full:
+            return f"{plans}, {mean}"
+        (reason, _), *_ = self.in_full.most_common(1)
+        return f"{plans}, {mean}; {self.in_full.total()} by full compute: {reason}"
+
+
 class EnabledCache:
     """``policy.muninn`` while the cache is on. One per policy object; not thread-safe."""
 
@@ -26,6 +53,7 @@ class EnabledCache:
         # Record of the last call of the sampling loop; None before it, and after one that raised.
         # An action taken from a queue of earlier actions is no call.
         self.last: Record | None = None
+        self.tally = Tally(len(cached.planner.sampler.steps))  # of all calls
         self.loop = loop
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -33,13 +61,24 @@ class EnabledCache:
         return type(None), ()
 
 
-class CachedLoop:
-    """Stands in for the sampling loop of one policy."""
+class StandIn:
+    """In the place of the sampling loop of one policy."""
 
     stands_in = True  # is no part of the network
 
-    def __init__(self, policy: Any, adapter: Adapter, cached: CachedPlanner) -> None:
+    def __init__(self, policy: Any) -> None:
         self.owner, self.name = framework_loop(policy)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy gets the method of its class: its own attributes are not set yet at that time."""
+        return getattr, (self.owner, self.name)
+
+
+class CachedLoop(StandIn):
+    """Plans with the cache."""
+
+    def __init__(self, policy: Any, adapter: Adapter, cached: CachedPlanner) -> None:
+        super().__init__(policy)
         self.enabled = EnabledCache(cached, self)
         self._adapter = adapter
 
@@ -47,12 +86,10 @@ class CachedLoop:
         enabled = self.enabled
         enabled.last = None
         context, noise = self._adapter.arguments(enabled.cached.planner, *args, **kwargs)
-        trajectory, enabled.last = enabled.cached(context, noise=noise)
+        trajectory, record = enabled.cached(context, noise=noise)
+        enabled.last = record
+        enabled.tally.add(record)
         return trajectory
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy gets the method of its class: its own attributes are not set yet at that time."""
-        return getattr, (self.owner, self.name)
 
 
 def enable_cache(

@@ -1,8 +1,8 @@
 """LeRobot's DiffusionPolicy: its sampling loop as a planner, its observations as contexts.
 
-``DiffusionModel.conditional_sample`` (LeRobot 0.4) draws x_T unless it is given, then at every
-timestep of its diffusers scheduler calls ``unet(x, t, global_cond=...)`` and ``scheduler.step``.
-DDPM draws one tensor more at every step but the last; DDIM (eta 0) none.
+``DiffusionModel.conditional_sample`` (LeRobot 0.4 and 0.6) draws x_T unless it is given, then at
+every timestep of its diffusers scheduler calls ``unet(x, t, global_cond=...)`` and
+``scheduler.step``. DDPM draws one tensor more at every step but the last; DDIM (eta 0) none.
 """
 
 from __future__ import annotations

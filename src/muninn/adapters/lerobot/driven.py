@@ -141,7 +141,8 @@ def _as_lerobot(observation: Any) -> Mapping[str, Any]:
         raise InputError(f"the environment returns {kind}, not a dict; {advice}")
     if all(key.startswith("observation.") for key in observation):
         return observation
-    batch = import_module("lerobot.envs.utils").preprocess_observation(dict(observation))
+    preprocess = import_module("lerobot.envs.utils").preprocess_observation
+    batch = preprocess(_batched(observation))  # it guesses whether there is a batch
     frame = {key: value[0] for key, value in batch.items() if isinstance(value, torch.Tensor)}
     if not frame:
         keys = ", ".join(sorted(observation))
@@ -149,3 +150,9 @@ def _as_lerobot(observation: Any) -> Mapping[str, Any]:
             f"the environment's observation has the keys {keys}, none of LeRobot's; {advice}"
         )
     return frame
+
+
+def _batched(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _batched(each) for key, each in value.items()}
+    return value[None] if isinstance(value, np.ndarray) else value

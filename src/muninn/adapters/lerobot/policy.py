@@ -75,8 +75,9 @@ def as_batch(
     """One observation as ``select_action`` takes it: a batch of one, preprocessed, checked.
 
     The frame has keys and tensors as in a LeRobotDataset, without batch; keys other than
-    observations and the task are left out. Errors call it ``where``: InputError for a missing key
-    and for a value that is no tensor, not finite, or of a wrong shape or dtype.
+    observations and the task are left out. Errors call it ``where``: InputError for a missing key,
+    for a value that is no tensor, not finite, or of a wrong shape or dtype, and where the
+    preprocessor fails.
     """
     batch: dict[str, Any] = {}
     for key, value in frame.items():
@@ -97,7 +98,14 @@ def as_batch(
     # may rename keys.
     _require_values(wanted, batch, where)
     if preprocessor is not None:
-        batch = dict(preprocessor(batch))
+        try:
+            batch = dict(preprocessor(batch))
+        except Exception as error:  # whatever its steps raise
+            require_keys(wanted, batch, where)  # the usual cause
+            raise InputError(
+                f"the preprocessor fails on {where} ({type(error).__name__}: {error}); give "
+                "observations like those of the policy's dataset, and the task if it reads one"
+            ) from error
     require_keys(wanted, batch, where)
     _require_values(wanted, batch, where)
     return batch

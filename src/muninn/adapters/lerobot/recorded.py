@@ -203,9 +203,10 @@ def _of_part(dataset: Any, positions: Any) -> Frames:
 
     def frame(step: int) -> dict[str, Any]:
         found = dict(dataset[int(positions[step])])
-        for key, deltas in (getattr(dataset, "delta_indices", None) or {}).items():
-            if 0 in deltas and key.startswith("observation."):
-                found[key] = found[key][deltas.index(0)]
+        for key, seconds in (getattr(dataset, "delta_timestamps", None) or {}).items():
+            steps = [round(delta * dataset.fps) for delta in seconds]
+            if 0 in steps and key.startswith("observation."):
+                found[key] = found[key][steps.index(0)]
         return found
 
     return len(positions), frame

@@ -1,8 +1,8 @@
 """LeRobot's SmolVLA: its flow-matching loop as a planner, the prefix of a call as its context.
 
-``VLAFlowMatching.sample_actions`` (LeRobot 0.4) draws x_1 unless it is given, computes the prefix
-(keys and values of images, language and state) once, then takes ``num_steps`` equal Euler steps
-from time 1 to 0, each with one ``denoise_step``. A forecast step skips that expert.
+``VLAFlowMatching.sample_actions`` (LeRobot 0.4 and 0.6) draws x_1 unless it is given, computes the
+prefix (keys and values of images, language and state) once, then takes ``num_steps`` equal Euler
+steps from time 1 to 0, each with one ``denoise_step``. A forecast step skips that expert.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from muninn.adapters.lerobot.policy import require_keys, require_lerobot_loop, require_plain
 from muninn.context import Context, concatenate
-from muninn.errors import InputError
+from muninn.errors import CertificateError, InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.sampler import Sampler
 from muninn.model.solvers import euler
@@ -48,26 +49,39 @@ class ActionExpert:
     periods: tuple[float, float]  # shortest and longest of its time embedding; no weight shows them
 
     def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
-        velocity: Tensor = self.model.denoise_step(x_t=x, timestep=timestep, **context)
+        kept = context["past_key_values"]
+        if not isinstance(kept, Mapping):  # a new cache every time: denoise_step writes to it
+            kept = import_module("transformers").DynamicCache(kept)
+        velocity: Tensor = self.model.denoise_step(
+            context["prefix_pad_masks"], kept, x_t=x, timestep=timestep
+        )
         return velocity
 
     @torch.no_grad()
     def prefix(
         self, images: _Images, masks: _Images, tokens: Tensor, seen: Tensor, state: Tensor
     ) -> Context:
-        """Keys and values of what the expert attends to, as ``denoise_step`` takes them."""
+        """Keys and values of what the expert attends to, layer by layer.
+
+        LeRobot 0.4 keeps them in dicts, 0.6 in a cache of transformers; a context holds tensors, so
+        that one is kept as pairs.
+        """
         lerobot = import_module("lerobot.policies.smolvla.modeling_smolvla")
         inputs = images, masks, tokens, seen
         embeddings, pad_masks, attention = self.model.embed_prefix(*inputs, state=state)
-        _, keys_and_values = self.model.vlm_with_expert.forward(
+        forward = self.model.vlm_with_expert.forward
+        told = {"fill_kv_cache": True} if "fill_kv_cache" in signature(forward).parameters else {}
+        _, kept = forward(
             attention_mask=lerobot.make_att_2d_masks(pad_masks, attention),
             position_ids=torch.cumsum(pad_masks, dim=1) - 1,
             past_key_values=None,
             inputs_embeds=[embeddings, None],
             use_cache=self.model.config.use_cache,
-            fill_kv_cache=True,
+            **told,
         )
-        return {"prefix_pad_masks": pad_masks, "past_key_values": keys_and_values}
+        if not isinstance(kept, Mapping):
+            kept = tuple((layer.keys, layer.values) for layer in kept.layers)
+        return {"prefix_pad_masks": pad_masks, "past_key_values": kept}
 
 
 def planner_of(policy: Any) -> Planner:
@@ -126,10 +140,16 @@ def arguments(
 ) -> tuple[Context, Noise]:
     """Context and noise of a call of ``sample_actions``, drawn in its order.
 
-    The last three belong to real-time chunking; without it LeRobot's loop does not read them.
+    The last three belong to real-time chunking; without it LeRobot's loop does not read them. With
+    it the call is a CertificateError: full compute would drop its guidance, too.
     """
     expert = planner.denoiser
     assert isinstance(expert, ActionExpert)
+    if expert.model._rtc_enabled():
+        raise CertificateError(
+            "policy: real-time chunking: certificate False, policy True; no plan made here is "
+            "guided by the chunk before. Set rtc_config to None, or call disable_cache"
+        )
     if noise is None:
         noise = expert.model.sample_noise((len(state), *planner.shape), state.device)
     context = expert.prefix(images, img_masks, lang_tokens, lang_masks, state)

@@ -39,7 +39,8 @@ def make_image_policy() -> Any:
         "observation.state": PolicyFeature(FeatureType.STATE, (3,)),
         CAMERA: PolicyFeature(FeatureType.VISUAL, (3, 32, 32)),
     }
-    config.crop_shape = None
+    config.crop_shape = config.pretrained_backbone_weights = None
+    config.use_group_norm, config.use_separate_rgb_encoder_per_camera = True, False
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return DiffusionPolicy(config).eval()

@@ -193,7 +193,7 @@ def test_observe_translates_and_named_keys_are_taken_as_they_are() -> None:
         (lambda seen: {"agent_pos": seen["agent_pos"]}, r"step 0 lacks observation\.environment_s"),
         (lambda seen: {**seen, "agent_pos": np.ones(9)}, r"shape \(9,\); the policy takes \(3,\)"),
         (lambda seen: {**seen, "agent_pos": seen["agent_pos"] * np.nan}, "step 0 is not finite"),
-        (lambda seen: {"speed": np.ones(1)}, "has the keys speed, none"),
+        (lambda seen: {"speed": np.ones(1)}, r"has (the keys |observation\.)speed"),
         (lambda seen: seen["agent_pos"], "returns ndarray, not a dict; pass observe="),
     ],
     ids=["missing", "shape", "nan", "keys", "array"],

@@ -17,6 +17,7 @@ import smolvla_cases
 from lerobot_cases import ACTION, SCENE, STATE, certify, make_policy, observation
 from muninn.adapters import enable_cache
 from muninn.adapters.lerobot import prefixes, recorded_calls, recorded_episodes
+from muninn.context import tensors
 from muninn.errors import InputError
 
 pytest.importorskip("lerobot.policies.diffusion.modeling_diffusion")
@@ -179,10 +180,10 @@ def test_smolvla_is_told_what_it_tells_itself(tmp_path: Path) -> None:
     found = recorded_calls(policy, items, progress=False)
     rows = [{key: value[None] for key, value in item.items()} for item in items]
     expected = prefixes(policy, rows)
-    assert torch.equal(found["prefix_pad_masks"], expected["prefix_pad_masks"])
-    for layer, values in expected["past_key_values"].items():
-        for name, value in values.items():
-            assert torch.equal(found["past_key_values"][layer][name], value)
+    kept = dict(tensors(found))
+    assert len(kept) == 1 + 2 * 2  # the mask; keys and values of two layers
+    for path, tensor in tensors(expected):
+        assert torch.equal(kept[path], tensor)
 
 
 # -- what cannot be used -------------------------------------------------------------------------
@@ -255,6 +256,22 @@ def test_every_damaged_file_is_named_and_none_is_left_out(tmp_path: Path) -> Non
     with pytest.raises(InputError, match=r"2 of 4 episodes(.|\n)*1\.npz(.|\n)*3\.npz"):
         recorded_calls(policy_with(), tmp_path, progress=False)
     assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_folder_with_wrong_keys_is_told_the_right_ones(tmp_path: Path) -> None:
+    policy = policy_with()
+    np.savez(tmp_path / "0.npz", state=np.zeros((9, STATE), np.float32))
+    for preprocessor in (None, processor(policy)):
+        with pytest.raises(InputError, match=r"0\.npz, step \d lacks observation\.envi"):
+            recorded_calls(policy, tmp_path, preprocessor=preprocessor, progress=False)
+
+
+def test_a_preprocessor_that_fails_is_an_input_error() -> None:
+    def fail(batch: Any) -> Any:
+        raise ValueError("Task cannot be None")
+
+    with pytest.raises(InputError, match=r"preprocessor fails on episode 0.*Task cannot be None"):
+        recorded_calls(policy_with(), frames(), preprocessor=fail, progress=False)
 
 
 def test_other_sources_are_refused(root: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from muninn.adapters import disable_cache, enable_cache, is_cache_enabled, planner_of
 from muninn.adapters.lerobot import executed_actions, prefixes
 from muninn.certify.certificate import Certificate
+from muninn.context import tensors
 from muninn.engines.runtime import Runtime
 from muninn.errors import CertificateError, InputError
 from muninn.programs.plan import Program
@@ -159,11 +160,16 @@ def test_a_copy_is_plain_and_the_weights_are_unaffected(
 
 
 def test_prefixes_are_those_of_the_loop_row_by_row(policy: Any) -> None:
-    told = []
+    told: list[Tensor] = []
     own = policy.model.denoise_step
 
     def watch(**arguments: Any) -> Tensor:
-        told.append({key: arguments[key] for key in ("prefix_pad_masks", "past_key_values")})
+        kept = arguments["past_key_values"]
+        layers = kept.values() if isinstance(kept, dict) else kept.layers  # LeRobot 0.4; 0.6
+        told.append(arguments["prefix_pad_masks"])
+        for layer in layers:
+            held = layer if isinstance(layer, dict) else vars(layer)
+            told.extend(held[key] for key in held if key.startswith(("key", "value")))
         return own(**arguments)
 
     policy.model.denoise_step = watch
@@ -173,10 +179,9 @@ def test_prefixes_are_those_of_the_loop_row_by_row(policy: Any) -> None:
     before = {key: value.clone() for key, value in batch.items()}
     context = prefixes(policy, [batch])
     assert all(torch.equal(batch[key], before[key]) for key in before)
-    for layer, values in told[0]["past_key_values"].items():
-        for name, value in values.items():
-            assert torch.equal(context["past_key_values"][layer][name], value)
-    assert torch.equal(context["prefix_pad_masks"], told[0]["prefix_pad_masks"])
+    held = [tensor for _, tensor in tensors(context)]
+    assert len(held) == 1 + 2 * 2  # the mask; keys and values of two layers
+    assert all(map(torch.equal, held, told))
     single = {key: value[:1] for key, value in batch.items()}
     parts = prefixes(policy, [single, batch])
     assert len(parts["prefix_pad_masks"]) == 3
@@ -219,14 +224,15 @@ def test_real_time_chunking_is_refused_by_name(vlm: Path, certificate: Certifica
     policy = make_policy(vlm, rtc_config=RTCConfig(enabled=True))
     with pytest.raises(InputError, match=r"real-time chunking \(RTC\).*rtc_config to None"):
         enable_cache(policy, certificate)
-    policy = make_policy(vlm)
-    enable_cache(policy, certificate)
-    chunk(policy)
-    policy.config.rtc_config = RTCConfig(enabled=True)
-    with pytest.raises(
-        CertificateError, match="policy: real-time chunking: certificate False, policy True"
-    ):
+    for on_mismatch in ("error", "full"):  # full compute would drop the guidance, too
+        policy = make_policy(vlm)
+        enable_cache(policy, certificate, on_mismatch=on_mismatch)
         chunk(policy)
+        policy.config.rtc_config = RTCConfig(enabled=True)
+        with pytest.raises(
+            CertificateError, match="policy: real-time chunking: certificate False, policy True"
+        ):
+            chunk(policy)
 
 
 def test_what_cannot_be_translated_is_refused_by_name(vlm: Path) -> None:
