@@ -22,6 +22,7 @@ from muninn.certify.units import units_of
 from muninn.context import Context
 from muninn.errors import InputError
 from muninn.model.planner import Planner
+from muninn.parallel import Workers, workers_of
 from muninn.programs.spacing import sampler_states
 from muninn.progress import bars
 
@@ -153,6 +154,7 @@ def survey(
     risk: float = 0.05,
     seed: int = 0,
     batch_size: int = 32,
+    workers: Workers = None,
     progress: bool = True,
 ) -> Survey:
     """How few evaluations a planner needs, at which deviation from full compute.
@@ -162,6 +164,7 @@ def survey(
         contexts: those that will be given to :func:`muninn.calibrate`, or how many calls.
         metric, risk, seed, batch_size: as in :func:`muninn.calibrate`; contexts, risk and seed fix
             the calls that tuning may see, and only those are looked at.
+        workers: who tries programs, as in :func:`muninn.calibrate`; tables are fitted here.
         progress: show a progress bar.
 
     Raises:
@@ -176,8 +179,9 @@ def survey(
     split = split_units(units.count, risk, None, tune=True, seed=seed)
     paired = units.for_tuning(split["tune"][:CALLS])
     rows: list[Row] = []
-    with bars(progress) as task:
-        frontier = Frontier(paired, 1.0, SHARE, advance=task("survey: programs tried", None))
+    with workers_of(workers, planner.device) as crew, bars(progress) as task:
+        advance = task("survey: programs tried", None)
+        frontier = Frontier(paired, 1.0, SHARE, advance=advance, workers=crew)
         counts = [count for count in ladder(len(planner.sampler)) if count in COUNTS]
         ways = {"muninn": frontier} | {
             rival: frontier.restricted({rival})
@@ -188,8 +192,8 @@ def survey(
             for count in sorted(counts, key=lambda count: abs(math.log(count / 8))):
                 best = way.best(count, move=False)
                 rows.append(Row(method, count, best.excess, str(best.program)))
+        marks = _marks(frontier)
     rows.sort(key=lambda row: (list(ways).index(row.method), row.evaluations))
-    marks = _marks(frontier)
     return Survey(name, len(planner.sampler), paired.count, rows, *marks)
 
 
