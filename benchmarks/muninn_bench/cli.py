@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from muninn.cli import Crew
 from muninn.cli import main as run_commands
 from muninn.errors import InputError
 from muninn_bench.commands import (
@@ -209,7 +210,7 @@ def data(
     count: Annotated[int | None, typer.Option(help="Runs; the task's own number if left out.")] = (
         None
     ),
-    workers: Annotated[int, typer.Option(help="Processes.")] = 2,
+    workers: Crew = "2",
     seed: Seed = 0,
 ) -> None:
     """Make the data that a task's planners are trained on; resumes where it was interrupted."""

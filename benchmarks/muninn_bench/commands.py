@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from muninn.cli import Crew
 from muninn.errors import InputError
 
 console = Console()
@@ -135,7 +136,7 @@ def coverage(
     out: Results = Path("results/coverage"),
     smoke: Smoke = False,
     seed: Seed = 0,
-    workers: Annotated[int, typer.Option(help="Processes.")] = 1,
+    workers: Crew = "1",
 ) -> None:
     """Check the certificate itself: hundreds of calibrations, each deployed on fresh calls."""
     from muninn_bench.studies.coverage.settings import SMOKE, Options
@@ -195,7 +196,7 @@ def outcome_coverage(
     out: Results = Path("results/outcomes"),
     smoke: Smoke = False,
     seed: Seed = 0,
-    workers: Annotated[int, typer.Option(help="Processes.")] = 1,
+    workers: Crew = "1",
 ) -> None:
     """Check promises about outcomes: hundreds of calibrations, with known losses."""
     from muninn_bench.studies.coverage.outcomes import REPETITIONS, run_outcome_coverage

@@ -19,6 +19,7 @@ from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
+from muninn.parallel import Workers
 from muninn_bench.networks.trainer import Lesson, Training
 from muninn_bench.platform import Platform
 
@@ -134,7 +135,7 @@ class Timed(Protocol):
 class Trainable(Protocol):
     """The project can make the task's data and train its planners."""
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+    def make_data(self, path: Path, count: int | None, seed: int, workers: Workers) -> None:
         """Write the data file, ``count`` runs or as many as the planners were trained on."""
         ...
 

@@ -26,6 +26,9 @@ Target = Annotated[
 ]
 File = Annotated[Path, typer.Argument(help="Certificate file.")]
 Out = Annotated[Path | None, typer.Option(help="File to write.")]
+Crew = Annotated[
+    str, typer.Option(help="Processes that measure: a number, ray, ray:8 or ray://host:10001.")
+]
 
 
 def main(commands: typer.Typer = app) -> None:
@@ -91,7 +94,7 @@ def calibrate(
     batch_size: Annotated[int, typer.Option(help="Calls run together.")] = 32,
     family: Annotated[Path | None, typer.Option(help="Family to certify, untuned.")] = None,
     save_family: Annotated[Path | None, typer.Option(help="Write the family here.")] = None,
-    workers: Annotated[int, typer.Option(help="Processes that measure.")] = 1,
+    workers: Crew = "1",
 ) -> None:
     """Certify the cheapest program of a planner that keeps a promise."""
     for path in (out, save_family):
@@ -100,7 +103,6 @@ def calibrate(
     from muninn.certify.describe import print_certificate
     from muninn.certify.outcomes import Outcomes
     from muninn.certify.target import blamed, load, some
-    from muninn.parallel import workers_of
     from muninn.programs.plan import Family
 
     planner, contexts, file = load(target)
@@ -113,7 +115,7 @@ def calibrate(
     journal = out.with_name(out.name + ".journal")
     begun = journal.exists()
     try:
-        with workers_of(workers) as chosen, blamed(file):
+        with blamed(file):
             certificate = certify(
                 planner,
                 some(contexts, calls),
@@ -125,7 +127,7 @@ def calibrate(
                 seed=seed,
                 batch_size=batch_size,
                 resume=journal,
-                workers=chosen,
+                workers=workers,
                 progress=console.is_terminal,
             )
     except InputError:
@@ -151,6 +153,7 @@ def survey(
     seed: Annotated[int, typer.Option(help="As it will be calibrated.")] = 0,
     picture: Annotated[Path | None, typer.Option(help="Draw it here, as PNG or SVG.")] = None,
     out: Out = None,
+    workers: Crew = "1",
 ) -> None:
     """How few evaluations, at which deviation: look before you choose a tolerance."""
     for path in (out, picture):
@@ -162,8 +165,9 @@ def survey(
     with blamed(file):
         given = some(contexts, calls)
         found = look(
-            planner, given, metric=metric, risk=risk, seed=seed, progress=console.is_terminal
-        )
+            planner, given, metric=metric, risk=risk, seed=seed, workers=workers,
+            progress=console.is_terminal,
+        )  # fmt: skip
     console.print(escape(found.markdown()), highlight=False, soft_wrap=True)
     if picture is not None:
         found.picture(picture)
@@ -178,6 +182,7 @@ def evaluate(
     calls: Annotated[int | None, typer.Option(help="Take the last so many contexts.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the noise.")] = None,
     out: Out = None,
+    workers: Crew = "1",
 ) -> None:
     """Judge a certificate by fresh calls; exit code 1 says that it is not kept."""
     _require_free(out)
@@ -187,7 +192,9 @@ def evaluate(
     planner, contexts, file = load(target)
     with blamed(file):
         fresh = some(contexts, calls, last=True)
-        found = judge(planner, certificate, fresh, seed=seed, progress=console.is_terminal)
+        found = judge(
+            planner, certificate, fresh, seed=seed, workers=workers, progress=console.is_terminal
+        )
     console.print(escape(_page(found.to_json())), highlight=False, soft_wrap=True)
     if out is not None:
         write_whole(out, json.dumps(found.to_json(), indent=1) + "\n")

@@ -7,13 +7,14 @@ import os
 import pickle
 import secrets
 import signal
+import sys
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from itertools import count, islice
 from pathlib import Path
@@ -31,14 +32,15 @@ Result = TypeVar("Result")
 class Map(AbstractContextManager["Map"]):
     """Applies a function to items, in a ``with`` block: this one here, one item after the other.
 
-    :class:`Processes` does the same in others; a cluster could stand behind it as well.
+    :class:`Processes` does the same in others, :class:`muninn.ray_map.Ray` on a cluster.
     """
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Results in the order of items, which may be endless and are taken as results are.
 
-        The function sees one item alone; what it stores on itself may be lost. What it raises is
-        raised here, with a ``__cause__`` that names the item by its index.
+        The function sees one item alone; what it stores on itself may be lost. One that is given
+        again travels no second time, so it must not have changed. What it raises is raised here,
+        with a ``__cause__`` that names the item by its index.
         """
         for index, item in enumerate(items):
             try:
@@ -54,7 +56,7 @@ class Map(AbstractContextManager["Map"]):
 class Processes(Map):
     """The map that works in processes of its own, started afresh, with one thread each.
 
-    Function, items and results are pickled, the function once for each :meth:`map`. A script that
+    Function, items and results are pickled, the function once until another is given. A script that
     uses it needs the usual ``if __name__ == "__main__":``. Ctrl-C, an exception and the death of
     this process end the workers. A function that cannot be pickled is an InputError, a worker that
     died a MuninnError.
@@ -65,11 +67,12 @@ class Processes(Map):
             raise InputError(f"a map needs at least one worker, got {workers}")
         self._workers = workers
         self._pool: ProcessPoolExecutor | None = None
+        self._sent: tuple[object, Path] = (None, Path())  # a function, and where it lies
 
     def __enter__(self) -> Processes:
-        spawn, dtype = multiprocessing.get_context("spawn"), torch.get_default_dtype()
+        spawn = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory(prefix="muninn-map-")
-        self._pool = ProcessPoolExecutor(self._workers, spawn, _begin, (dtype,))
+        self._pool = ProcessPoolExecutor(self._workers, spawn, _begin)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -85,15 +88,11 @@ class Processes(Map):
         """Results in the order of items: see :class:`Map`."""
         if self._pool is None:
             raise InputError("processes start in a with block: with Processes(4) as workers: ...")
-        path = Path(self._folder.name) / secrets.token_hex(8)
-        try:
-            path.write_bytes(pickle.dumps(function))
-        except Exception as error:  # pickle raises many kinds
-            raise InputError(
-                f"this cannot be sent to another process: {error}. Lambdas, and functions inside "
-                "functions, never can: define them at the top of a module, or use the inline map, "
-                "muninn.parallel.Map()"
-            ) from error
+        if self._sent[0] is not function:
+            path = Path(self._folder.name) / secrets.token_hex(8)
+            path.write_bytes(packed(function, pickle.dumps))
+            self._sent = function, path
+        path = self._sent[1]
         futures = (self._pool.submit(_apply, path, item) for item in items)
         waiting = deque(islice(futures, 2 * self._workers))
         try:
@@ -101,7 +100,7 @@ class Processes(Map):
                 if not waiting:
                     return
                 try:
-                    result = waiting.popleft().result()
+                    result = pickle.loads(waiting.popleft().result())
                 except Exception as error:
                     told = f"item {index} of the map, in a worker\n{error.__cause__ or ''}"
                     raise error from RuntimeError(told)
@@ -117,28 +116,91 @@ class Processes(Map):
                 future.cancel()
 
 
-def workers_of(count: int) -> Map:
-    """The map of so many workers; a single one works here."""
+Workers = int | str | Map | None
+"""Who measures: so many processes, a map, or ``ray`` in a form that :func:`workers_of` reads."""
+
+
+def workers_of(workers: Workers, device: torch.device | None = None) -> AbstractContextManager[Map]:
+    """The map that somebody asked for; one that is given is left open.
+
+    None, or a single worker, works here; a number starts processes. ``"ray"`` starts Ray on this
+    machine, or takes the cluster of RAY_ADDRESS; ``"ray:8"`` does it with eight workers.
+    ``"ray:auto"`` is the cluster that this machine belongs to, ``"ray:host:6379"`` and
+    ``"ray://host:10001"`` are one elsewhere. For a CUDA ``device`` each worker asks for a GPU.
+
+    Raises:
+        InputError: it is none of these, or Ray is not installed.
+    """
+    if isinstance(workers, Map):
+        return nullcontext(workers)
+    if isinstance(workers, str) and workers.partition(":")[0] == "ray":
+        from muninn.ray_map import Ray
+
+        rest = workers if workers.startswith("ray://") else workers[len("ray:") :]
+        gpus = 1 if device is not None and device.type == "cuda" else 0
+        return Ray(int(rest), gpus=gpus) if rest.isdigit() else Ray(address=rest or None, gpus=gpus)
+    try:
+        count = 1 if workers is None else int(workers)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"workers are a number, 'ray', 'ray:8', 'ray:auto', 'ray://host:10001' or a map of "
+            f"muninn.parallel; got {workers!r:.60}"
+        ) from error
     return Map() if count == 1 else Processes(count)
+
+
+def packed(function: object, dumps: Callable[[Any], bytes]) -> bytes:
+    """A function for :func:`unpacked` in another process: where its modules lie comes with it.
+
+    Raises:
+        InputError: it cannot be pickled.
+    """
+    try:
+        return dumps((sys.path, torch.get_default_dtype(), dumps(function)))
+    except Exception as error:  # pickle raises many kinds
+        raise InputError(
+            f"this cannot be sent to another process: {error}. Define functions at the top of a "
+            "module, not inside others, or use the inline map, muninn.parallel.Map()"
+        ) from error
+
+
+def unpacked(content: bytes) -> Callable[[Any], Any]:
+    """The function, in a process that has one thread from now on.
+
+    Raises:
+        InputError: something that it needs is not here.
+    """
+    path, dtype, function = pickle.loads(content)
+    sys.path += [folder for folder in path if folder not in sys.path]
+    torch.set_num_threads(1)
+    threadpool_limits(1)  # the threads of numpy
+    torch.set_default_dtype(dtype)
+    try:
+        loaded: Callable[[Any], Any] = pickle.loads(function)
+    except MuninnError:
+        raise
+    except Exception as error:  # whatever an import, or somebody's class, raises
+        raise InputError(
+            f"a worker cannot load what it was sent ({type(error).__name__}: {error}): modules and "
+            "devices must be there as they are here"
+        ) from error
+    return loaded
 
 
 @lru_cache(maxsize=1)
 def _loaded(path: Path) -> Callable[[Any], Any]:
     """The function of a file; the last one stays loaded."""
-    function: Callable[[Any], Any] = pickle.loads(path.read_bytes())
-    return function
+    return unpacked(path.read_bytes())
 
 
-def _apply(path: Path, item: Any) -> Any:
-    return _loaded(path)(item)
+def _apply(path: Path, item: Any) -> bytes:
+    """The result, pickled by value: torch would share its tensors, an open file for each."""
+    return pickle.dumps(_loaded(path)(item))
 
 
-def _begin(dtype: torch.dtype) -> None:
-    """Set up a worker: one thread, deaf to Ctrl-C, which its parent hears, and gone with it."""
+def _begin() -> None:
+    """Set up a worker: deaf to Ctrl-C, which its parent hears, and gone with it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    threadpool_limits(1)  # the threads of numpy
-    torch.set_default_dtype(dtype)
     end_with_parent()
 
 

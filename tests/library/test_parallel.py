@@ -16,12 +16,14 @@ import pytest
 
 from muninn.errors import InputError, MuninnError
 from muninn.parallel import Map, Processes, workers_of
-from parallel_cases import fails_at, process_of, slow_first
+from parallel_cases import Travelling, fails_at, process_of, slow_first
 
 
-@pytest.fixture(scope="module", params=[0, 2])
+@pytest.fixture(scope="module", params=[None, 2, "ray:2"])
 def workers(request: pytest.FixtureRequest) -> Iterator[Map]:
-    with Processes(request.param) if request.param else Map() as made:
+    if request.param == "ray:2":
+        pytest.importorskip("ray")
+    with workers_of(request.param) as made:
         yield made
 
 
@@ -45,6 +47,20 @@ def test_an_exception_keeps_its_type_and_message_and_names_the_item(workers: Map
         next(results)
     assert "item 2 of the map" in str(raised.value.__cause__)
     assert list(workers.map(partial(fails_at, 9), range(3))) == [0, 1, 2]  # it goes on
+
+
+def test_two_maps_take_turns(workers: Map) -> None:
+    squares, places = workers.map(slow_first, range(5)), workers.map(partial(fails_at, 9), range(5))
+    assert [(a, b) for (a, _), b in zip(squares, places, strict=True)] == [
+        (item * item, item) for item in range(5)
+    ]
+
+
+def test_a_function_that_is_given_again_travels_no_second_time(workers: Map) -> None:
+    function = Travelling()
+    for _ in range(3):
+        assert list(workers.map(function, range(4))) == [0, 1, 2, 3]
+    assert function.departures <= 1
 
 
 def test_workers_are_other_processes_with_one_thread_each() -> None:
@@ -72,6 +88,19 @@ def test_one_worker_works_here_and_a_dead_one_is_told() -> None:
         list(workers.map(os._exit, [3]))
     with pytest.raises(InputError, match="at least one worker, got 0"):
         workers_of(0)
+
+
+def test_workers_are_a_number_a_word_or_a_map() -> None:
+    given = Map()
+    with workers_of(given) as same:
+        assert same is given
+    for few in (None, 1, "1"):
+        with workers_of(few) as here:
+            assert type(here) is Map
+    assert isinstance(workers_of("3"), Processes)
+    for wrong in ("many", "rays", "2.5", [2]):
+        with pytest.raises(InputError, match=r"workers are a number, 'ray', 'ray:8'.*; got"):
+            workers_of(wrong)  # type: ignore[arg-type]
 
 
 INTERRUPTED = """

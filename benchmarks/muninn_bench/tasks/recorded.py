@@ -17,7 +17,7 @@ import torch
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.model.schedule import FloatArray
-from muninn.parallel import workers_of
+from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
 from muninn_bench.networks.runs import Runs, load_runs, save_runs
 from muninn_bench.networks.teacher import NetworkConfig
@@ -43,7 +43,7 @@ class Recording:
     state_channels: int
     each: int = 1  # runs that one call of make records
 
-    def generate(self, out: Path, count: int | None, seed: int = 0, workers: int = 2) -> Runs:
+    def generate(self, out: Path, count: int | None, seed: int = 0, workers: Workers = 2) -> Runs:
         """Write ``count`` runs, in the order of their indices; as many as usual if None.
 
         Raises:
@@ -92,7 +92,7 @@ class RecordedTask:
     horizon: int
     whole_share: float = 0.6  # of plans that start at a run's start
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+    def make_data(self, path: Path, count: int | None, seed: int, workers: Workers) -> None:
         """Record runs."""
         self.recording.generate(path, count, seed, workers)
 

@@ -32,7 +32,7 @@ from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
 from muninn.model.planner import Planner
-from muninn.parallel import Map
+from muninn.parallel import Workers, workers_of
 from muninn.programs.plan import Family
 from muninn.progress import bars
 
@@ -53,7 +53,7 @@ def calibrate(
     seed: int = 0,
     batch_size: int = 32,
     resume: str | Path | None = None,
-    workers: Map | None = None,
+    workers: Workers = None,
     progress: bool = True,
 ) -> Certificate:
     """Find the cheapest cached program that keeps a promise, and certify it.
@@ -82,8 +82,9 @@ def calibrate(
         seed: of splits and noise.
         batch_size: calls run together during calibration.
         resume: journal file, with which an interrupted calibration goes on where it stopped.
-        workers: a map of :mod:`muninn.parallel` that measures chunks of units, none by default;
-            the number of its processes does not change the certificate.
+        workers: who measures chunks of units: so many processes, ``"ray"``, ``"ray://host:10001"``
+            (see :func:`muninn.parallel.workers_of`) or a map of :mod:`muninn.parallel`; by default
+            this process. Of one kind, their number does not change the certificate.
         progress: show progress bars.
 
     Raises:
@@ -143,31 +144,35 @@ def calibrate(
             "settings": {**terms, "objective": objective},
             "tolerance": digest(tolerance, "tolerance"),
         }
-    journal = Journal(resume, identity)
     rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
     batch = 1 if isinstance(calls, Episodes) else batch_size
-    examined = examined_before("planner", planner, units, batch, journal)
-    repeats, networks = examined.repeats, [(planner, examined.questions)]
-    if reference is not None:
-        truth = examined_before("reference", reference, units, batch, journal)
-        repeats &= truth.repeats
-        networks.append((reference, truth.questions))
-    with bars(progress) as task:
+    with (
+        Journal(resume, identity) as journal,
+        workers_of(workers, planner.device) as crew,
+        bars(progress) as task,
+    ):
+        examined = examined_before("planner", planner, units, batch, journal)
+        repeats, networks = examined.repeats, [(planner, examined.questions)]
+        if reference is not None:
+            truth = examined_before("reference", reference, units, batch, journal)
+            repeats &= truth.repeats
+            networks.append((reference, truth.questions))
         if family is None:
             # Kept in the journal: measured times may choose another family next time.
             if (stored := journal.get("family")) is None:
                 tuning = units.for_tuning(split["tune"])
                 share = (rank - 1) / len(split["certify"])
                 family = tune_family(
-                    tuning, tolerance, share, objective=objective, journal=journal, task=task
-                )
+                    tuning, tolerance, share, objective=objective, journal=journal, task=task,
+                    workers=crew,
+                )  # fmt: skip
                 journal.put("family", family.to_json())
             else:
                 family = Family.from_json(stored)
         # Full compute deviates by nothing only where it is the very same computation.
         check_full = reference is not None or planner.engine != "eager" or not repeats
         measuring = Measuring(units, networks, [deviation, tolerance])
-        scan = Scan(measuring, family, journal, workers or Map(), task)
+        scan = Scan(measuring, family, journal, crew, task)
         running = confidence is None
         member, choosable, outcomes, realised = scan.choose(
             split["certify"], rank - 1, check_full, running

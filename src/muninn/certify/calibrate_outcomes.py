@@ -19,7 +19,7 @@ from muninn.engines.runtime import log_once
 from muninn.errors import InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.model.planner import Planner
-from muninn.parallel import Map
+from muninn.parallel import Map, Workers, workers_of
 from muninn.programs.plan import Family
 from muninn.progress import bars
 
@@ -37,7 +37,7 @@ def calibrate_outcomes(
     family: Family | None,
     seed: int,
     resume: str | Path | None,
-    workers: Map | None,
+    workers: Workers,
     progress: bool,
 ) -> Certificate:
     """Find the cheapest program that keeps the outcome of episodes, and certify it.
@@ -59,16 +59,19 @@ def calibrate_outcomes(
             "episodes": units.identity(),
             "settings": {**terms, **promised, "tune": outcomes.tune},
         }
-    journal = Journal(resume, identity)
-    examined = examined_before("planner", planner, units, outcomes.together, journal)
-    units.batches = examined.together
-    measuring = Measuring(units, [(planner, examined.questions)], [outcomes.run])
     if progress:
         from rich import print as say
 
         say(episodes_needed(outcomes, risk, confidence).capitalize() + ".")
-    with bars(progress) as task:
-        scan = OutcomeScan(units, measuring, journal, workers or Map(), task)
+    with (
+        Journal(resume, identity) as journal,
+        workers_of(workers, planner.device) as crew,
+        bars(progress) as task,
+    ):
+        examined = examined_before("planner", planner, units, outcomes.together, journal)
+        units.batches = examined.together
+        measuring = Measuring(units, [(planner, examined.questions)], [outcomes.run])
+        scan = OutcomeScan(units, measuring, journal, crew, task)
         if family is None and (stored := journal.get("family")) is not None:
             family = Family.from_json(stored)
         if family is None:

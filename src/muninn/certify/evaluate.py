@@ -18,6 +18,7 @@ from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.outcomes import Outcomes
 from muninn.certify.paired import median_seconds
 from muninn.certify.risk import excess_p_value, units_needed, wilson
+from muninn.certify.scan import Measuring
 from muninn.certify.sources import gather
 from muninn.certify.stored_context import restore
 from muninn.certify.units import Episodes, Outcome, UnitName, units_of
@@ -25,7 +26,7 @@ from muninn.context import Context, tensors
 from muninn.engines.choose import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.model.planner import Planner
-from muninn.parallel import Map
+from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
 
 LEVEL = 0.05
@@ -83,7 +84,7 @@ def evaluate(
     reference: Planner | None = None,
     episode_of: Sequence[int] | None = None,
     seed: int | None = None,
-    workers: Map | None = None,
+    workers: Workers = None,
     progress: bool = True,
 ) -> Evaluation | OutcomeEvaluation:
     """Judge a certificate by fresh calls, full compute and its program paired on the same noise.
@@ -96,7 +97,7 @@ def evaluate(
         metric, tolerance: where they are functions: a certificate keeps their names only.
         reference, episode_of: what calibration was given.
         seed: of the noise; by default one more than that of the calibration.
-        workers: a map of :mod:`muninn.parallel` that runs episodes of outcomes.
+        workers: who runs calls and episodes, as in :func:`muninn.calibrate`.
         progress: show a progress bar.
 
     Raises:
@@ -136,12 +137,15 @@ def evaluate(
     runs = (runtime_for(planner, made.family.member(0)), fast)
     seconds = median_seconds(runs, *units.examples(TIMED))
     outcomes: list[Outcome] = []
-    with bars(progress) as task:
+    networks = [(planner, made.questions), *([] if reference is None else [(reference, None)])]
+    measuring = Measuring(units, networks, [deviation, limit])
+    starts = range(0, units.count, units.chunk)
+    chunks = [range(at, min(at + units.chunk, units.count)) for at in starts]
+    with workers_of(workers, planner.device) as crew, bars(progress) as task:
         advance = task(f"evaluate {unit}s", units.count)
-        for at in range(0, units.count, units.chunk):
-            chunk = range(at, min(at + units.chunk, units.count))
-            outcomes += units.measure(made.program, chunk)
-            advance(len(chunk))
+        for own, _ in crew.map(measuring, [(made.program, chunk) for chunk in chunks]):
+            outcomes += own
+            advance(len(own))
     violations = sum(outcome.excess > 1.0 for outcome in outcomes)
     deviations = np.concatenate([outcome.deviation for outcome in outcomes])
     bound = made.bound

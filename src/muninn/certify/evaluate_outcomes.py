@@ -18,7 +18,7 @@ from muninn.certify.risk import wilson
 from muninn.certify.scan import Measuring
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-from muninn.parallel import Map
+from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
 
 LEVEL = 0.05
@@ -71,7 +71,7 @@ def evaluate_outcomes(
     made: Certificate,
     outcomes: Outcomes,
     seed: int,
-    workers: Map | None,
+    workers: Workers,
     progress: bool,
 ) -> OutcomeEvaluation:
     """Judge an outcome certificate by fresh episodes, as :func:`muninn.evaluate` describes."""
@@ -85,8 +85,9 @@ def evaluate_outcomes(
     if outcomes.count < FEWEST:
         raise InputError(f"{outcomes.count} episodes judge nothing; give at least {FEWEST}")
     units = OutcomeUnits(planner, outcomes, seed, form=made.form, batches=made.together)
-    with bars(progress) as task:
-        scan = OutcomeScan(units, Measuring(units), Journal(), workers or Map(), task)
+    measuring = Measuring(units, [(planner, made.questions)], [outcomes.run])
+    with workers_of(workers, planner.device) as crew, bars(progress) as task:
+        scan = OutcomeScan(units, measuring, Journal(), crew, task)
         full = scores(scan.all("full", scan.full, "test", outcomes.count))
         own = scan.all("certified", made.program, "test", outcomes.count)
     fall = full - scores(own)

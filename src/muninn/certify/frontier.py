@@ -59,7 +59,8 @@ class Frontier(Published):
 
     def restricted(self, groups: Collection[str]) -> Frontier:
         """The same calls, full compute included, for some methods only."""
-        other = Frontier(self.paired, 1.0, self.share, self._journal, self._advance, groups=groups)
+        known = self._journal, self._advance, self._workers
+        other = Frontier(self.paired, 1.0, self.share, *known, groups=groups)
         other._tolerance = self._tolerance
         other.share_with(self)
         return other

@@ -2,6 +2,7 @@
 
 JSON lines: a header that names the calibration, then one entry per finished piece of work. An
 entry is either whole or ignored; a truncated last line (power loss, full disk) costs that entry.
+A lock beside it keeps others away; it goes with the process that holds it, however that ends.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from muninn.errors import CalibrationError
 from muninn.files import write_whole
@@ -26,13 +30,14 @@ def code_digest() -> str:
     return state.hexdigest()[:16]
 
 
-class Journal:
+class Journal(AbstractContextManager["Journal"]):
     """Finished pieces of one calibration by key; in memory only when ``path`` is None.
 
-    ``identity`` is a JSON-ready description of the calibration.
+    ``identity`` is a JSON-ready description of the calibration. Nobody else can open the file until
+    the ``with`` block, or the journal's life, ends.
 
     Raises:
-        CalibrationError: the file belongs to another calibration or cannot be written.
+        CalibrationError: the file belongs to another calibration, is in use or cannot be written.
     """
 
     def __init__(
@@ -42,15 +47,31 @@ class Journal:
         self._entries: dict[str, Any] = {}
         if self._path is None:
             return
-        now = identity or {}
+        with self._writing():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self._path)
+        self._unlock = weakref.finalize(self, _release, self._lock)
+        try:
+            self._read(self._path, identity or {})
+        except BaseException:
+            self._unlock()
+            raise
+
+    def __exit__(self, *rest: object) -> None:
+        """Let others open it."""
+        if self._path is not None:
+            self._unlock()
+
+    def _read(self, path: Path, now: dict[str, Any]) -> None:
+        """What was finished before, if it belongs to the same calibration."""
         header = json.dumps(now, sort_keys=True)
-        lines = _whole_lines(self._path) or [header]
+        lines = _whole_lines(path) or [header]
         if lines[0] != header:
             was = json.loads(lines[0])
             old = was if isinstance(was, dict) else {}
             other = [name for name in now if old.get(name) != json.loads(header)[name]]
             raise CalibrationError(
-                f"{self._path} belongs to another calibration: other "
+                f"{path} belongs to another calibration: other "
                 f"{', '.join(other or ['parts'])}. Delete it, or resume with what it was started "
                 "with"
             )
@@ -59,7 +80,7 @@ class Journal:
             if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str):
                 self._entries[entry[0]] = entry[1]  # other lines are nobody's work
         with self._writing():  # without a truncated tail
-            write_whole(self._path, "".join(line + "\n" for line in lines))
+            write_whole(path, "".join(line + "\n" for line in lines))
 
     @property
     def kept(self) -> bool:
@@ -93,6 +114,25 @@ class Journal:
                 f"cannot write the calibration journal {self._path} ({error.strerror}). What was "
                 "measured before is kept there: free space and run the same command again to resume"
             ) from error
+
+
+def _locked(path: Path) -> FileLock:
+    lock = FileLock(path.with_name(f".{path.name}.lock"), blocking=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise CalibrationError(
+            f"{path} is in use: another calibration writes to it now. Wait until it has ended, or "
+            "give this one a journal of its own"
+        ) from error
+    return lock
+
+
+def _release(lock: FileLock) -> None:
+    """End a lock; its file goes first, while nobody else can hold it."""
+    with suppress(OSError):  # where a file that is open cannot be deleted
+        os.unlink(lock.lock_file)
+    lock.release()
 
 
 def _whole_lines(path: Path) -> list[str]:

@@ -200,14 +200,19 @@ class PairedCalls:
         deviation = measure(self.metric, full, cached.to(full.dtype), context)
         return Measured(deviation, record.estimate, record.evaluations)
 
+    def measured(self, item: tuple[AnyProgram, list[int]]) -> Measured:
+        """:meth:`measure`, for a map over programs and calls."""
+        return self.measure(*item)
+
     def measure_in_batches(self, program: AnyProgram, calls: list[int]) -> Measured:
         """Run a program on some calls, as many together as ``batch`` says."""
-        return Measured.join([self.measure(program, part) for part in self._parts(calls)])
+        return Measured.join([self.measure(program, part) for part in self.parts(calls)])
 
     def charged_in_batches(self, program: AnyProgram) -> FloatArray:
         """The error estimate of a program by step, (calls, steps), on all calls."""
-        parts = self._parts(list(range(self.count)))
+        parts = self.parts(list(range(self.count)))
         return np.concatenate([self.run(program, part)[1].charged for part in parts])
 
-    def _parts(self, calls: list[int]) -> list[list[int]]:
+    def parts(self, calls: list[int]) -> list[list[int]]:
+        """Calls that are run together."""
         return [calls[at : at + self.batch] for at in range(0, len(calls), self.batch)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -169,10 +169,17 @@ class Published(Scores):
                 met[pair.method, states] = (price, pair)
         return list(met.values())
 
-    def _pair_score(self, pair: Pair, count: int, calls: int = FIRST_CALLS) -> float:
-        """Score of a pair on so many calls."""
-        states = self._spacings(self.methods[pair.method], count)[pair.spacing]
-        return self.score(self.excess(self.built(pair, states), calls)[:-1])
+    def _programs(self, pairs: Iterable[Pair], count: int, calls: int) -> dict[Pair, AnyProgram]:
+        """The programs of pairs, after all of them were tried on so many calls."""
+        spaced = {p: self._spacings(self.methods[p.method], count)[p.spacing] for p in pairs}
+        programs = {pair: self.built(pair, states) for pair, states in spaced.items()}
+        self.try_all(programs.values(), calls)
+        return programs
+
+    def _ranked(self, pairs: Iterable[Pair], count: int, calls: int) -> list[Pair]:
+        """Pairs by their score on so many calls, best first."""
+        programs = self._programs(pairs, count, calls)
+        return sorted(programs, key=lambda p: self.score(self.excess(programs[p], calls)[:-1]))
 
     def _halved(self, pairs: list[Pair], count: int) -> list[Pair]:
         """Pairs by their score on the first calls, best first: of every group the cheapest few, and
@@ -184,7 +191,7 @@ class Published(Scores):
             spent[group] += 1
             if price is None or spent[group] <= run:
                 chosen.append(pair)
-        return sorted(chosen, key=lambda pair: self._pair_score(pair, count))
+        return self._ranked(chosen, count, FIRST_CALLS)
 
     def candidates(self, count: int) -> list[Pair]:
         """Pairs worth trying on all calls, best first: spacings are thinned with a few methods,
@@ -209,17 +216,16 @@ class Published(Scores):
         for pair in pairs:
             groups.setdefault(self.methods[pair.method].group, pair)
         kept = dict.fromkeys([*pairs[:KEEP_FIRST], *groups.values()])
-        return sorted(kept, key=lambda pair: self._pair_score(pair, count, MORE_CALLS))
+        return self._ranked(kept, count, MORE_CALLS)
 
     def published(self, count: int) -> list[Entry]:
         """The best tables of published methods with so many evaluations, best first."""
         if count in self._published:
             return self._published[count]
         found = []
-        for pair in self.candidates(count)[: KEEP_FITTED if self.fits else KEEP]:
-            method = self.methods[pair.method]
-            program = self.built(pair, self._spacings(method, count)[pair.spacing])
-            found.append(self.entry(program, method.group))
+        pairs = self.candidates(count)[: KEEP_FITTED if self.fits else KEEP]
+        for pair, program in self._programs(pairs, count, self.paired.count).items():
+            found.append(self.entry(program, self.methods[pair.method].group))
             self._pair_of[program] = pair
         self._published[count] = sorted(found, key=lambda entry: entry.score)
         return self._published[count]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
+from torch.cuda import get_device_name
 
-from muninn.certify.certificate import Bound
-from muninn.certify.journal import Journal
+from muninn.certify.certificate import Bound, library_versions
+from muninn.certify.journal import Journal, code_digest
 from muninn.certify.questions import Questions
 from muninn.certify.risk import FULL_EXCEEDS, order_statistic, scan_members
 from muninn.certify.units import Outcome
@@ -48,15 +49,19 @@ class Measuring:
     def _marks(self) -> dict[str, Any]:
         """What must be the same in another process, where modules are imported afresh."""
         unasked = [[p.denoiser, p.condition] for p, asked in self.networks if asked is None]
+        devices = [planner.device for planner, _ in self.networks]
         return {
-            "arithmetic": [arithmetic(planner.device) for planner, _ in self.networks],
+            # GPUs of another kind round otherwise by design; CPUs do so in the last digits.
+            "device": [get_device_name(d) if d.type == "cuda" else d.type for d in devices],
+            "arithmetic": [arithmetic(device) for device in devices],
+            "versions": {**library_versions(), "code": code_digest()},
             "calls": self.units.identity(),
             "metric, tolerance or network": digest([*self.functions, *unasked], "the planner"),
         }
 
     def __getstate__(self) -> dict[str, Any]:
         for planner, _ in self.networks:
-            if planner.device.type != "cpu":
+            if planner.device.type not in ("cpu", "cuda"):
                 raise InputError(f"the planner is on {planner.device}, which workers cannot share")
         return {**vars(self), "marks": self._marks()}
 
@@ -71,7 +76,8 @@ class Measuring:
             raise InputError(
                 f"a worker process computes otherwise than this one ({'; '.join(other)}): settings "
                 "that a script makes after its imports do not reach it. Make them where modules "
-                "are imported, or use the inline map: muninn.parallel.Map()"
+                "are imported, or use the inline map: muninn.parallel.Map(). Machines of a cluster "
+                "need the same versions, and the same GPU where one is used"
             )
 
 
@@ -95,7 +101,8 @@ class Scan:
         program = self.family.member(member)
         stored = [self.journal.get(key) for key in keys]
         missing = [(program, chunk) for chunk, s in zip(chunks, stored, strict=True) if s is None]
-        fresh = self.workers.map(self.measuring, missing) if missing else iter(())
+        # A copy for every member: it knows the full trajectories of the members before.
+        fresh = self.workers.map(replace(self.measuring), missing) if missing else iter(())
         for chunk, key, entries in zip(chunks, keys, stored, strict=True):
             if entries is None:
                 outcomes, full = next(fresh)

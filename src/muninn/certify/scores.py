@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,8 +12,9 @@ import numpy as np
 
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Tolerance
-from muninn.certify.paired import PairedCalls
+from muninn.certify.paired import Measured, PairedCalls
 from muninn.model.schedule import FloatArray
+from muninn.parallel import Map
 from muninn.programs.plan import AnyProgram
 from muninn.programs.second_look import judged_steps
 from muninn.programs.table import Table
@@ -52,6 +54,7 @@ class Scores:
         share: of calls that may exceed it.
         journal: keeps every score, so that nothing runs twice.
         advance: is told of every program that was tried.
+        workers: who tries them.
     """
 
     fits = False  # whether some programs are fitted, so that only the other calls judge
@@ -64,6 +67,7 @@ class Scores:
         share: float,
         journal: Journal | None = None,
         advance: Advance = silent,
+        workers: Map | None = None,
     ) -> None:
         # Hundreds of programs run once each: not one is worth capturing or compiling.
         planner = replace(paired.planner, engine="eager")
@@ -74,6 +78,8 @@ class Scores:
         self._tolerance = paired.tolerance(tolerance, list(range(paired.count)))
         self._journal = journal or Journal()
         self._advance = advance
+        self._workers = workers or Map()
+        self._measure = self.paired.measured  # one object, so that it travels once
         self._fit = round(FITTED_SHARE * paired.count)
         self._known: dict[AnyProgram, FloatArray] = {}  # excess of every entry, by program
 
@@ -103,19 +109,32 @@ class Scores:
 
     def _tried(self, program: AnyProgram, calls: int | None) -> list[float]:
         """Excess of the first calls, then their evaluations: in the mean, and the most."""
+        self.try_all([program], calls)
+        return list(self._journal.get(self._key(program, calls)))
+
+    def _key(self, program: AnyProgram, calls: int | None) -> str:
         count = min(calls or self.paired.count, self.paired.count)
-        key = f"tune/{program_digest(program)}/{count}"
-        stored = self._journal.get(key)
-        if stored is None:
-            measured = self.paired.measure_in_batches(program, list(range(count)))
+        return f"tune/{program_digest(program)}/{count}"
+
+    def try_all(self, programs: Iterable[AnyProgram], calls: int | None = None) -> None:
+        """Run programs on the first calls, shared by workers, unless the journal knows them."""
+        keys = {self._key(program, calls): program for program in programs}
+        missing = {key: own for key, own in keys.items() if self._journal.get(key) is None}
+        if not missing:
+            return
+        for part in self.paired.parts(list(range(self.paired.count))):
+            self.paired.full(part)  # workers need not compute it
+        parts = self.paired.parts(list(range(self.paired.count))[:calls])
+        items = [(program, part) for program in missing.values() for part in parts]
+        found = self._workers.map(self._measure, items)
+        for key, program in missing.items():
+            measured = Measured.join([next(found) for _ in parts])
             self.paired.forget(program)
-            excess = measured.deviation / self._tolerance[:count]
+            excess = measured.deviation / self._tolerance[: len(measured.deviation)]
             excess[np.isnan(measured.estimate)] = FAILED
             spent = measured.evaluations
-            stored = [*excess.tolist(), float(spent.mean()), int(spent.max())]
-            self._journal.put(key, stored)
-        self._advance(1)
-        return list(stored)
+            self._journal.put(key, [*excess.tolist(), float(spent.mean()), int(spent.max())])
+            self._advance(1)
 
     def entry(self, program: AnyProgram, group: str) -> Entry:
         """A program on all tuning calls."""

@@ -23,6 +23,7 @@ from muninn.context import Context
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
+from muninn.parallel import Workers, workers_of
 from muninn.programs.plan import AnyProgram, Program
 from muninn.programs.spacing import sampler_states
 from muninn.progress import bars
@@ -178,6 +179,7 @@ def survey(
     risk: float = 0.05,
     seed: int = 0,
     batch_size: int = 32,
+    workers: Workers = None,
     progress: bool = True,
 ) -> Survey:
     """How few evaluations a planner needs, at which deviation from full compute.
@@ -190,6 +192,7 @@ def survey(
             unit in an attribute ``unit``.
         check: ``check(plan, context) -> (batch,)``, whether plans are good, as in
             :func:`muninn.certify.metrics.harm`: how many are, at which number of evaluations.
+        workers: who tries programs, as in :func:`muninn.calibrate`; tables are fitted here.
         progress: show a progress bar.
 
     Raises:
@@ -204,8 +207,9 @@ def survey(
     split = split_units(units.count, risk, None, tune=True, seed=seed)
     paired = units.for_tuning(split["tune"][:CALLS])
     rows: list[Row] = []
-    with bars(progress) as task:
-        frontier = Frontier(paired, 1.0, SHARE, advance=task("survey: programs tried", None))
+    with workers_of(workers, planner.device) as crew, bars(progress) as task:
+        advance = task("survey: programs tried", None)
+        frontier = Frontier(paired, 1.0, SHARE, advance=advance, workers=crew)
         counts = [count for count in ladder(len(planner.sampler)) if count in COUNTS]
         ways = {"muninn": frontier} | {
             rival: frontier.restricted({rival})
@@ -219,8 +223,8 @@ def survey(
                 rows.append(Row(method, count, best.excess, str(best.program), passed))
         full = Program.full(planner.sampler.kind)
         passed = None if check is None else _passed(paired, full, check)
+        marks, unit = _marks(frontier), str(getattr(deviation, "unit", ""))
     rows.sort(key=lambda row: (list(ways).index(row.method), row.evaluations))
-    marks, unit = _marks(frontier), str(getattr(deviation, "unit", ""))
     return Survey(name, len(planner.sampler), paired.count, rows, *marks, unit, passed)
 
 

@@ -19,6 +19,7 @@ from muninn.certify.second_look import look_members
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
+from muninn.parallel import Map, Workers, workers_of
 from muninn.programs.plan import Family, Program
 from muninn.progress import Task, bars
 
@@ -49,6 +50,7 @@ def tune(
     metric: str | Metric = "rms_step",
     objective: Objective = "evaluations",
     seed: int = 0,
+    workers: Workers = None,
     progress: bool = True,
 ) -> Family:
     """A plan family for later certification, from contexts that will not be used for it.
@@ -61,13 +63,15 @@ def tune(
         objective: ``evaluations`` in the mean, measured ``time``, or evaluations of the ``worst``
             call, which leaves programs that take as many for every call.
         seed: of the noise.
+        workers: who tries programs, as in :func:`muninn.calibrate`; tables are fitted here.
         progress: show a progress bar.
     """
     paired = PairedCalls.for_tuning(planner, calls, metric, seed)
-    with bars(progress) as task:
+    with workers_of(workers, planner.device) as crew, bars(progress) as task:
         return tune_family(
-            paired, tolerance, share, objective=objective, journal=Journal(), task=task
-        )
+            paired, tolerance, share, objective=objective, journal=Journal(), task=task,
+            workers=crew,
+        )  # fmt: skip
 
 
 def tune_family(
@@ -78,6 +82,7 @@ def tune_family(
     objective: Objective,
     journal: Journal,
     task: Task,
+    workers: Map | None = None,
     groups: Collection[str] | None = None,
 ) -> Family:
     """The frontier around the fewest evaluations that keep the tolerance on the tuning calls.
@@ -90,7 +95,7 @@ def tune_family(
     if not 0.0 <= share < 1.0:
         raise InputError(f"share must lie in [0, 1), got {share}")
     advance = task("tune: programs tried", None)
-    frontier = Frontier(paired, tolerance, share, journal, advance, groups=groups)
+    frontier = Frontier(paired, tolerance, share, journal, advance, workers, groups=groups)
     return frontier_family(frontier, objective, groups is None and objective != "worst")
 
 

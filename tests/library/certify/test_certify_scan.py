@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -208,3 +210,27 @@ def test_what_no_worker_can_have_is_refused_in_one_sentence(two: Processes) -> N
     )
     with pytest.raises(InputError, match=r"planner is on meta, which workers cannot share.*inline"):
         next(two.map(measuring, []))
+
+
+def test_a_worker_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    paired = PairedCalls(planner(), contexts(4), 4, rms_step, 0)
+    elsewhere: Any = SimpleNamespace(**{**vars(planner()), "device": torch.device("cuda")})
+    measuring = Measuring(OpenLoop(paired, 1.0, "call", None), [(elsewhere, None)])
+    monkeypatch.setattr("muninn.certify.scan.get_device_name", lambda device: "one GPU")
+    sent = pickle.dumps(measuring)
+    assert pickle.loads(sent).networks[0][0].device.type == "cuda"
+    monkeypatch.setattr("muninn.certify.scan.get_device_name", lambda device: "another GPU")
+    with pytest.raises(InputError, match=r"otherwise than this one \(device\).*the same GPU"):
+        pickle.loads(sent)
+
+
+@pytest.mark.gpu
+def test_processes_share_a_gpu_and_their_number_changes_nothing(tmp_path: Path) -> None:
+    own = mixture_planner("ddim")
+    own = replace(own, denoiser=own.denoiser.to("cuda"), device=torch.device("cuda"))
+    made = []
+    for count in (1, 2):
+        with Processes(count) as workers:
+            issued = certificate(planner=own, calls=contexts(72).to("cuda"), workers=workers)
+            made.append(issued.save(tmp_path / str(count)).read_bytes())
+    assert made[0] == made[1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,7 @@ def test_entries_are_on_disk_before_put_returns(tmp_path: Path) -> None:
     journal = Journal(path, IDENTITY)
     for index in range(3):
         journal.put(str(index), index)
-        assert len(Journal(path, IDENTITY)._entries) == index + 1
+        assert path.read_text().splitlines()[1:] == [f'["{k}", {k}]' for k in range(index + 1)]
 
 
 def test_floats_come_back_to_the_last_bit(tmp_path: Path) -> None:
@@ -86,11 +88,11 @@ def test_a_file_cut_anywhere_keeps_every_whole_entry(
     kept = 0
     for place in range(1, 6):
         kept += cut >= sum(len(line) + 1 for line in lines[: place + 1]) - 1
-    journal = Journal(path, IDENTITY)
-    assert len(journal._entries) == kept
-    for index in range(kept):
-        assert journal.get(f"certify/{index}")[0]["evaluations"] == [index]
-    journal.put("next", 1)
+    with Journal(path, IDENTITY) as journal:
+        assert len(journal._entries) == kept
+        for index in range(kept):
+            assert journal.get(f"certify/{index}")[0]["evaluations"] == [index]
+        journal.put("next", 1)
     again = Journal(path, IDENTITY)
     assert len(again._entries) == kept + 1 and again.get("next") == 1
 
@@ -128,11 +130,12 @@ def test_a_disk_that_fills_loses_nothing_and_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "j"
-    journal = filled(path)
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, filled(path) as journal:
         patch.setattr(os, "fsync", no_space)
         with pytest.raises(CalibrationError, match=r"No space left.*free space and run the same"):
             journal.put("certify/5", [1])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
         with pytest.raises(CalibrationError, match="No space left"):
             Journal(path, IDENTITY)  # not even the copy without a tail fits
     resumed = Journal(path, IDENTITY)
@@ -143,11 +146,11 @@ def test_a_disk_that_fills_loses_nothing_and_says_what_to_do(
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="needs /dev/full")
 def test_a_really_full_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "j"
-    journal = filled(path)
-    path.rename(tmp_path / "kept")
-    path.symlink_to(FULL_DISK)
-    with pytest.raises(CalibrationError, match="No space left on device"):
-        journal.put("certify/5", [1])
+    with filled(path) as journal:
+        path.rename(tmp_path / "kept")
+        path.symlink_to(FULL_DISK)
+        with pytest.raises(CalibrationError, match="No space left on device"):
+            journal.put("certify/5", [1])
     path.unlink()
     (tmp_path / "kept").rename(path)
 
@@ -167,3 +170,43 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     blocked.write_text("")
     with pytest.raises(CalibrationError, match="cannot write the calibration journal"):
         Journal(blocked / "j", IDENTITY)
+
+
+# -- two at once -----------------------------------------------------------------------------
+
+
+def test_one_journal_serves_one_calibration_at_a_time_and_nothing_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    with filled(path) as journal:
+        for identity in (IDENTITY, {}):
+            with pytest.raises(CalibrationError, match=r"j is in use.*Wait until it has ended, or"):
+                Journal(path, identity)
+        journal.put("certify/5", [1])
+        Journal(tmp_path / "other", IDENTITY)  # has a lock of its own
+    with pytest.raises(CalibrationError, match="belongs to another calibration"):
+        Journal(path, {})
+    with Journal(path, IDENTITY) as again:
+        assert len(again._entries) == 6
+    assert {file.name for file in tmp_path.iterdir()} == {"j", "other"}  # no lock is left
+
+
+HOLDING = """
+import sys, time
+from muninn.certify.journal import Journal
+journal = Journal(sys.argv[1], {})
+journal.put("a", 1)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_journal_whose_process_was_killed_is_free_again(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    command = [sys.executable, "-c", HOLDING, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(CalibrationError, match="is in use"):
+            Journal(path, {})
+        process.kill()
+    with Journal(path, {}) as journal:
+        assert journal.get("a") == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +54,7 @@ def fly(
     calibrate: Annotated[bool, typer.Option(help="Make the certificate again, and stop.")] = False,
     study: Annotated[bool, typer.Option(help="The whole comparison, in batches; resumes.")] = False,
     smoke: Smoke = False,
+    workers: Annotated[str | None, typer.Option(help="Of --study: a number, ray or ray:8.")] = None,
 ) -> None:
     """Fly a simulated robot whose clock runs while it plans: a slow planner flies an old plan."""
     from muninn_bench.studies.closed_loop.live import fly_live
@@ -64,6 +65,7 @@ def fly(
         raise InputError(f"--episodes is at least 1, got {episodes}")
     console, build = Console(), Robot(task, variant)
     settings = SMOKE if smoke else Settings()
+    settings = replace(settings, workers=workers or settings.workers)
     paths = Paths.of(build().name, smoke)  # a platform that cannot be built costs no certificate
     if calibrate and paths.certificate.exists():  # else one was interrupted: it goes on
         for path in (paths.certificate, *paths.work.glob("scouts*")):

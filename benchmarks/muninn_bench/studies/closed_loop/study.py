@@ -31,7 +31,7 @@ from muninn.certify.journal import Journal
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.errors import CertificateError
 from muninn.files import write_whole
-from muninn.parallel import workers_of
+from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSearch, available
 from muninn_bench.measure.matched import allowed_share, mean_evaluations
@@ -63,7 +63,7 @@ class Settings:
     episodes: int = 150  # of each method
     methods: tuple[str, ...] = tuple(METHODS)
     live: int = 48  # episodes flown at once, by each worker
-    workers: int = field(default_factory=lambda: os.cpu_count() or 2)
+    workers: Workers = field(default_factory=lambda: os.cpu_count() or 2)
     seed: int = 0  # of the calibration; episodes have seeds of their own
 
 

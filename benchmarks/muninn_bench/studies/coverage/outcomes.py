@@ -30,7 +30,7 @@ from muninn.engines.choose import runtime_for
 from muninn.errors import CalibrationError
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
-from muninn.parallel import Map, workers_of
+from muninn.parallel import Map, Workers, workers_of
 from muninn.programs.methods import few_steps
 from muninn.programs.plan import AnyProgram, Family, Program
 from muninn.programs.spacing import sampler_states, spread_steps
@@ -125,7 +125,7 @@ def _nobody(plan: object, seed: int) -> float:
 
 
 def run_outcome_coverage(
-    out: Path, command: str, *, repetitions: int = REPETITIONS, seed: int = 0, workers: int = 1
+    out: Path, command: str, *, repetitions: int = REPETITIONS, seed: int = 0, workers: Workers = 1
 ) -> list[str]:
     """Run the study, write its files; the verdicts."""
     total, rows = 0, list[Row]()

@@ -30,7 +30,7 @@ from muninn.certify.risk import choose_member, order_statistic, scan_members
 from muninn.certify.units import Episodes, PlanFunction
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
-from muninn.parallel import Map, workers_of
+from muninn.parallel import Map, Workers, workers_of
 from muninn.progress import Task, bars
 from muninn_bench.measure.verdicts import Criterion
 from muninn_bench.studies.coverage import settings as grid
@@ -45,7 +45,7 @@ def run_coverage(
     options: Options,
     command: str = "muninn-bench coverage",
     progress: bool = True,
-    workers: int = 1,
+    workers: Workers = 1,
 ) -> list[Criterion]:
     """Run the study and write tables, pictures and verdicts to ``out``; the verdicts.
 

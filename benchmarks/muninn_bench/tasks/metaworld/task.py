@@ -20,6 +20,7 @@ from muninn.certify.cached import cache
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric
 from muninn.model.planner import Planner
+from muninn.parallel import Workers
 from muninn_bench.models import model_file
 from muninn_bench.networks.trainer import Training
 from muninn_bench.task import Result, Stream
@@ -117,7 +118,7 @@ class MetaWorld:
         enable_cache(other, certificate)
         return {"full": _loop(self._load(variant)[0]), "muninn": _loop(other)}
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: int) -> None:
+    def make_data(self, path: Path, count: int | None, seed: int, workers: Workers) -> None:
         """Episodes of Meta-World's scripted policy; a problem is a function of its number."""
         RECORDING.generate(path, count, seed, workers)
 
