@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,8 @@ def served(folder: Path, *options: str) -> Iterator[Any]:
             cwd=folder,
             stdout=log,
             stderr=subprocess.STDOUT,
+            # What a shell runs in the background ignores Ctrl-C.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
     try:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -51,7 +54,10 @@ def served(folder: Path, *options: str) -> Iterator[Any]:
             yield AsyncInferenceStub(channel)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
+        try:
+            process.wait(timeout=60)
+        finally:
+            process.kill()
 
 
 def chunk(stub: Any, checkpoint: Path) -> list[Any]:
