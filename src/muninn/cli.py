@@ -131,8 +131,9 @@ def calibrate(
                 progress=console.is_terminal,
             )
     except InputError:
-        if not begun:  # whatever is mended makes another calibration
-            journal.unlink(missing_ok=True)
+        finished = journal.read_text().splitlines()[1:] if journal.exists() else []
+        if not begun and all(line.startswith('["examined/') for line in finished):
+            journal.unlink(missing_ok=True)  # whatever is mended makes another calibration
         raise
     except KeyboardInterrupt:
         console.print(f"interrupted; run the same command to go on ({journal})", soft_wrap=True)

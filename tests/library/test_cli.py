@@ -21,6 +21,7 @@ from muninn.certify.scan import Scan
 from muninn.certify.target import load
 from muninn.certify.unchecked import UNCHECKED
 from muninn.cli import app, main
+from muninn.errors import InputError
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
 from muninn.programs.forecast import Forecast
@@ -248,6 +249,17 @@ def test_options_reach_the_verb_and_a_family_is_certified_again(muninn_command: 
     assert muninn_command(*again, "--workers", "2")[0] == 0
     assert muninn.Certificate.load("b").family == made.family
     assert muninn.Certificate.load("b").counts["tune"] == 0
+
+
+def test_a_worker_that_is_refused_late_costs_nothing_that_was_measured(
+    muninn_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: object) -> NoReturn:
+        raise InputError("a worker process computes otherwise")
+
+    monkeypatch.setattr(Scan, "bound", refused)
+    assert muninn_command("calibrate", "my_policy.py:policy", "a", *SETTINGS)[0] == 2
+    assert "certify/1/" in Path("a.journal").read_text()
 
 
 def test_an_interrupted_calibration_goes_on_when_the_command_is_run_again(
