@@ -90,7 +90,7 @@ def test_the_folder_holds_rows_arrays_certificate_and_page(
     names = {"result.json", "rows.csv", "calls.safetensors", "report.html"}
     assert {path.name for path in out.iterdir()} == names | {"certificate.muninn.safetensors"}
     text = (out / "report.html").read_text()
-    assert "The promise was kept." in text and "Not promised." in text and "<svg" in text
+    assert "<dt>Was it kept?</dt><dd>Yes: " in text and "Not promised." in text and "<svg" in text
 
 
 def test_a_broken_promise_is_said_in_the_first_paragraph(
@@ -101,7 +101,7 @@ def test_a_broken_promise_is_said_in_the_first_paragraph(
     out, result = run
     arrays = safetensors.numpy.load_file(out / "calls.safetensors")
     broken = {**result, "violation_p_value": 1e-6}
-    assert "The promise was NOT kept" in render(broken, arrays)
+    assert "<dd>NO, please report this: " in render(broken, arrays)
 
 
 def test_a_second_run_takes_the_certificate_and_other_promises_are_refused(
