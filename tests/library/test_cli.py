@@ -379,10 +379,11 @@ def test_the_guides_file_for_diffusers_returns_a_planner(
 ) -> None:
     pytest.importorskip("diffusers")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     guide = (Path(__file__).parents[2] / "docs/guides/command_line.md").read_text()
     path = tmp_path / "unet.py"
     path.write_text(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0])
+    monkeypatch.setitem(sys.modules, "unet", None)  # what load() puts there goes afterwards
+    monkeypatch.delitem(sys.modules, "unet")
     planner, calls, _ = load(f"{path}:planner")
     assert calls == 120 and planner.sample(noise=planner.draw_noise(2)).shape == (2, 2, 32)
 
