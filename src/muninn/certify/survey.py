@@ -24,7 +24,7 @@ from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.model.planner import Planner
 from muninn.parallel import Workers, workers_of
-from muninn.programs.plan import AnyProgram, Program
+from muninn.programs.plan import AnyProgram
 from muninn.programs.spacing import sampler_states
 from muninn.progress import bars
 
@@ -221,17 +221,19 @@ def survey(
                 best = way.best(count, move=False)
                 passed = None if check is None else _passed(paired, best.program, check)
                 rows.append(Row(method, count, best.excess, str(best.program), passed))
-        full = Program.full(planner.sampler.kind)
-        passed = None if check is None else _passed(paired, full, check)
+        passed = None if check is None else _passed(paired, None, check)
         marks, unit = _marks(frontier), str(getattr(deviation, "unit", ""))
     rows.sort(key=lambda row: (list(ways).index(row.method), row.evaluations))
     return Survey(name, len(planner.sampler), paired.count, rows, *marks, unit, passed)
 
 
-def _passed(paired: PairedCalls, program: AnyProgram, check: Judge) -> float:
-    """The share of plans that pass a check."""
+def _passed(paired: PairedCalls, program: AnyProgram | None, check: Judge) -> float:
+    """The share of plans that pass a check, of a program, or of full compute, which is known."""
     calls = list(range(paired.count))
-    plans, _ = runtime_for(paired.planner, program)(paired.context, noise=paired.noise(calls))
+    if program is None:
+        plans = paired.full(calls)
+    else:
+        plans, _ = runtime_for(paired.planner, program)(paired.context, noise=paired.noise(calls))
     return float(one_each("check", check(plans, paired.context), len(calls)).mean())
 
 
