@@ -63,10 +63,8 @@ def _buffers(sampler: Sampler, noise: Noise, context: Context, spare: int) -> tu
 
 def _fill(buffers: Noise, into: Context, run: RunState) -> None:
     """Copy the inputs of a call into the buffers that captured work reads."""
-    rows = len(run.noise.initial)
-    buffers.initial[:rows].copy_(run.noise.initial, non_blocking=True)
-    for step, draw in buffers.steps.items():
-        draw[:rows].copy_(run.noise.steps[step], non_blocking=True)
+    draws = [run.noise.steps[step] for step in buffers.steps]
+    copy_into([buffers.initial, *buffers.steps.values()], [run.noise.initial, *draws])
     copy_into(into, run.context)
 
 
@@ -229,7 +227,7 @@ class _Rounds:
             after = sent(self.rows.due[: self.count])
             # Every row ends with the last step, so that who takes part in the next round is known
             # from before this one: the host reads that while the device is busy.
-            active = [row for row, due in enumerate(before()) if due < last]
+            active = [row for row, due in enumerate(before().tolist()) if due < last]
             before = after
         if active:
             raise DenoiserError(

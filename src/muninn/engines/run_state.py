@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,28 +26,29 @@ Unread = tuple[int, Sequence[int], Tensor, float | None]
 divided difference and the error of the gap per unit of it."""
 
 
-def sent(values: Tensor) -> Callable[[], list[Any]]:
+def sent(values: Tensor) -> Callable[[], npt.NDArray[Any]]:
     """Send values to the host; the function that is returned waits until they have arrived.
 
     Into pinned memory, and with an event: a copy into pageable memory wakes the host up late.
     """
     if not values.is_cuda:
-        here: list[Any] = values.tolist()  # now: the caller may write into them
+        here: npt.NDArray[Any] = values.numpy().copy()  # now: the caller may write into them
         return lambda: here
     on_host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
     on_host.copy_(values, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record(torch.cuda.current_stream(values.device))
 
-    def read() -> list[Any]:
+    def read() -> npt.NDArray[Any]:
         arrived.synchronize()
-        found: list[Any] = on_host.tolist()
+        found: npt.NDArray[Any] = on_host.numpy()
         return found
 
     return read
 
 
-_SUM = torch.float64  # finite terms of any dtype cannot overflow it
+SUM = torch.float64
+"""What is read is summed up in: finite terms of any other dtype cannot overflow it."""
 
 
 class RunState:
@@ -87,11 +89,11 @@ class RunState:
 
     def check_later(self, step: int, rows: Sequence[int], values: Tensor) -> None:
         """Have :meth:`read` check that values (rows, *shape) are finite: their sums then are."""
-        self.unread.append((step, rows, values.flatten(1).sum(1, dtype=_SUM), None))
+        self.unread.append((step, rows, values.flatten(1).sum(1, dtype=SUM), None))
 
     def pack(self) -> None:
         """Put all that is to be read into one tensor; every row must share its steps."""
-        self.packed = torch.stack([values.to(_SUM) for _, _, values, _ in self.unread])
+        self.packed = torch.stack([values.to(SUM) for _, _, values, _ in self.unread])
 
     def use_waiting_time(self) -> None:
         """Do, once, what the host can do before it waits for the device."""
@@ -103,16 +105,12 @@ class RunState:
         """Bring to the host what the loop left on the device: failures and error estimates."""
         arrived = None if self.packed is None else sent(self.packed)  # one transfer for all
         self.use_waiting_time()
-        if arrived is not None:
-            read = arrived()
-        else:
-            read = [values.tolist() for _, _, values, _ in self.unread]
-        whole = self.packed is not None  # all rows at every step
+        whole = arrived is not None  # all rows at every step
+        read = arrived() if arrived is not None else [v.cpu().numpy() for _, _, v, _ in self.unread]
         fine = whole and bool(np.isfinite(read).all())
         for (step, rows, _, growth), found in zip(self.unread, read, strict=True):
             if growth is not None:
-                place = slice(None) if whole else list(rows)
-                self.charged[place, step] += np.array(found) * growth
+                self.charged[slice(None) if whole else list(rows), step] += found * growth
                 continue
             if fine:
                 continue

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from muninn.engines.run_state import RunState
+from muninn.engines.run_state import SUM, RunState
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
 from muninn.model.denoiser import check_prediction
@@ -48,23 +48,22 @@ class TableRuntime(Runtime):
         self._steps = nearest_steps(sampler, table.states)
         self._own_noise = OwnNoise(planner, table) if sampler.stochastic else None
         self._conversions = [sampler.estimates(state) for state in table.states]
-
-    def _timestep(self, at: int, rows: int) -> Tensor:
-        """What the network is told: fresh at every evaluation, since it may write into it."""
-        dtype = torch.float32 if self.planner.sampler.flow else torch.long
-        value = self.program.states[at].timestep
-        return torch.full((rows,), value, dtype=dtype, device=self.planner.device)
+        times = [[state.timestep] for state in table.states]
+        kind = torch.float32 if sampler.flow else torch.long
+        self._timesteps = torch.tensor(times, dtype=kind, device=planner.device)
 
     def _run(self, run: RunState) -> None:
         """Carry every row to the end; nothing is read by the host."""
         planner, clip = self.planner, self.planner.sampler.clip
         x = planner.start(run.noise, run.context)
         rows, count = range(len(x)), len(self.program.states)
+        # Copied, once a call: the network may write into what it is told.
+        timesteps = self._timesteps.repeat(1, len(x)).unbind(0)
         sums = self._columns[0] * run.noise.initial.to(self._sums)
         if self._own_noise is not None:
             self._own_noise.add(sums, run.noise)
         for at, step in enumerate(self._steps):
-            prediction = self._denoiser(x, self._timestep(at, len(x)), run.context)
+            prediction = self._denoiser(x, timesteps[at], run.context)
             run.evaluations += 1
             run.evaluated[:, step] = True
             prediction = check_prediction(prediction, x, run.dtype)
@@ -82,8 +81,8 @@ class TableRuntime(Runtime):
         run.after = x.clone()  # a view would keep all the sums alive
         run.check_later(len(planner.sampler), rows, x)
         sizes = torch.linalg.vector_norm(sums[count:].flatten(2), dim=2)
-        for gap, size in enumerate((sizes / math.sqrt(planner.shape[0])).unbind(0)):
-            run.unread.append((self._steps[gap], rows, size, 1.0))
+        for gap, size in enumerate(sizes.to(SUM).unbind(0)):
+            run.unread.append((self._steps[gap], rows, size, 1.0 / math.sqrt(planner.shape[0])))
         run.pack()
 
     def _values(self, x: Tensor, prediction: Tensor, at: int) -> tuple[Tensor, Tensor | None]:
