@@ -162,7 +162,9 @@ def outcomes(
     ] = None,
     certify: Annotated[int, typer.Option(help="Episodes to certify on.")] = 600,
     test: Annotated[int, typer.Option(help="Episodes to judge on.")] = 1000,
+    together: Annotated[int, typer.Option(help="Episodes of one lockstep, in one worker.")] = 64,
     seed: Seed = 0,
+    workers: Crew = "1",
     smoke: Smoke = False,
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge run folders into results/outcomes instead.")
@@ -184,10 +186,13 @@ def outcomes(
         name,
         out or Path("runs", kind, task, name),
         device=device,
-        sizes=study.Sizes(8, 70, 30, 16) if smoke else study.Sizes(certify=certify, test=test),
+        sizes=study.Sizes(8, 70, 30, 16)
+        if smoke
+        else study.Sizes(certify=certify, test=test, together=together),
         names=method or (OURS, *ALTERNATIVES[: 1 if smoke else None]),
         promises=study.PROMISES[1::2][:1] if smoke else study.PROMISES,
         seed=seed,
+        workers=workers,
     )
     tell(study.summary(lines))
 

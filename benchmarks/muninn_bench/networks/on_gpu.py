@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +65,7 @@ def moved(planner: Planner, device: str) -> Planner:
     denoiser = copy.deepcopy(planner.denoiser)
     for part in vars(denoiser).values():
         if isinstance(part, nn.Module):
-            part.forward = _in_graphs(copy.deepcopy(part).to(device))
+            part.forward = InGraphs(copy.deepcopy(part).to(device))
             part.to(device)
     return replace(planner, denoiser=denoiser, device=torch.device(device))
 
@@ -79,31 +78,42 @@ def evaluate_on_gpu(planner: Planner) -> bool:
     network = getattr(planner.denoiser, "network", None)
     if network is None or not torch.cuda.is_available():
         return False
-    network.forward = _in_graphs(copy.deepcopy(network).to("cuda"))
+    network.forward = InGraphs(copy.deepcopy(network).to("cuda"))
     return True
 
 
-def _in_graphs(network: nn.Module) -> Callable[..., Tensor]:
-    """The forward of a network on a GPU, in full precision, captured once per number of rows."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    use_matrix_products(network)
+class InGraphs:
+    """The forward of a network on a GPU, in full precision, captured once per number of rows.
 
-    @functools.cache  # unlike a dictionary not looked into by certificates: buffers always change
-    def captured(*inputs: tuple[tuple[int, ...], torch.dtype]) -> tuple[Any, Tensor, list[Tensor]]:
+    Another process that is sent one captures for itself.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        use_matrix_products(network)
+        self._network = network
+        # Unlike a dictionary not looked into by certificates: buffers always change.
+        self._captured = functools.cache(self._capture)
+
+    def __reduce__(self) -> tuple[type[InGraphs], tuple[nn.Module]]:
+        return InGraphs, (self._network,)
+
+    def _capture(
+        self, *inputs: tuple[tuple[int, ...], torch.dtype]
+    ) -> tuple[Any, Tensor, list[Tensor]]:
         buffers = [torch.zeros(shape, dtype=dtype, device="cuda") for shape, dtype in inputs]
-        graph, found = capture(lambda: network(*buffers), torch.device("cuda"))
+        graph, found = capture(lambda: self._network(*buffers), torch.device("cuda"))
         return graph, found, buffers
 
     @torch.no_grad()
-    def forward(*given: Tensor) -> Tensor:
+    def __call__(self, *given: Tensor) -> Tensor:
         """Rows are filled up to a power of two, so that a few graphs do for all batches."""
         rows = len(given[0])
         size = 1 << (rows - 1).bit_length()
-        graph, found, buffers = captured(*(((size, *one.shape[1:]), one.dtype) for one in given))
+        shapes = (((size, *one.shape[1:]), one.dtype) for one in given)
+        graph, found, buffers = self._captured(*shapes)
         for buffer, one in zip(buffers, given, strict=True):
             buffer[:rows].copy_(one)
         graph.replay()
         return found[:rows].to(given[0].device, copy=True)
-
-    return forward

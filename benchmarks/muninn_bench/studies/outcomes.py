@@ -29,7 +29,7 @@ from muninn.context import Context
 from muninn.errors import CalibrationError
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
-from muninn.parallel import Map
+from muninn.parallel import Workers, workers_of
 from muninn.programs.methods import methods
 from muninn.progress import bars
 from muninn_bench.report.table import read_csv, write_csv
@@ -97,9 +97,13 @@ def run_outcomes(
     names: Sequence[str] = (OURS, *ALTERNATIVES),
     promises: Sequence[tuple[Promise, float]] = PROMISES,
     seed: int = 0,
+    workers: Workers = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """The lines of ``cells.csv``: for every method and promise what is certified, and judged."""
+    """The lines of ``cells.csv``: for every method and promise what is certified, and judged.
+
+    Workers drive the episodes, each so many in lockstep; the lines are the same for any number.
+    """
     planner = planner_of(task, variant, None, device)
     driven = Driven(task, variant, planner, sizes, seed)
     metric = resolve(task.metric(variant))[1]
@@ -114,7 +118,7 @@ def run_outcomes(
     done = {(line["promise"], line["limit"], line["method"]) for line in lines}
     groups = {method.group for method in methods(planner.sampler).values()}
     wanted = [name for name in names if name == OURS or name in groups]
-    with bars(progress) as bar:
+    with workers_of(workers, planner.device) as crew, bars(progress) as bar:
 
         def scan_for(promise: Promise, limit: float) -> OutcomeScan:
             margin = limit if promise == "mean" else 0.0
@@ -122,7 +126,7 @@ def run_outcomes(
                 driven, sizes.certify, promise, margin, together=sizes.together, tune=sizes.tune
             )
             units = OutcomeUnits(planner, asked, seed)
-            return OutcomeScan(units, Measuring(units), journal, Map(), bar)
+            return OutcomeScan(units, Measuring(units), journal, crew, bar)
 
         contexts: list[Context] = []
         for promise, limit in promises:

@@ -46,9 +46,16 @@ def require_cuda(planner: Planner) -> None:
 @contextmanager
 def _ready(device: torch.device) -> Iterator[None]:
     """Make the device the current one, where some kernels run wherever their tensors are, and leave
-    inference mode: buffers made in it could not be written to outside of it."""
-    current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    with current, torch.inference_mode(False), torch.no_grad():
+    inference mode: buffers made in it could not be written to outside of it.
+
+    Gradients are off already. Usually there is nothing to do, and the device waits for it.
+    """
+    elsewhere = device.type == "cuda" and torch.cuda.current_device() != device.index
+    with (
+        torch.cuda.device(device) if elsewhere else nullcontext(),
+        torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(),
+        torch.no_grad() if torch.is_grad_enabled() else nullcontext(),
+    ):
         yield
 
 
@@ -75,20 +82,23 @@ class Turns:
         self._device = device
         self._lock = threading.Lock()
         self._done: Any = None
+        self._stream: Any = None  # of the turn before
 
     @contextmanager
     def take(self) -> Iterator[None]:
-        """Wait for the turn before, on the host and on the device."""
+        """Wait for the turn before, on the host, and on the device if it was on another stream."""
         with self._lock:
-            if self._done is not None:
-                torch.cuda.current_stream(self._device).wait_event(self._done)
+            if self._device.type != "cuda":
+                yield
+                return
+            stream = torch.cuda.current_stream(self._device)
+            if self._done is not None and stream != self._stream:
+                stream.wait_event(self._done)
             try:
                 yield
             finally:
-                if self._device.type == "cuda":
-                    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                    done.record(torch.cuda.current_stream(self._device))
-                    self._done = done
+                self._done, self._stream = torch.cuda.Event(), stream  # type: ignore[no-untyped-call]
+                self._done.record(stream)
 
 
 class _InGraphs(Runtime):

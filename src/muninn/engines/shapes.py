@@ -24,10 +24,14 @@ Result = TypeVar("Result")
 Used = TypeVar("Used")
 
 
-def _key(noise: Noise, context: Context) -> Hashable:
-    """What captured work depends on besides the network: shapes, and how torch rounds."""
-    rounding = str(arithmetic(noise.initial.device))
-    return (tuple(noise.initial.shape), signature(context), rounding)
+def _form(noise: Noise, context: Context) -> Hashable:
+    """The shapes that captured work is made for."""
+    return (tuple(noise.initial.shape), signature(context))
+
+
+def _rounding(noise: Noise) -> str:
+    """How torch rounds where the noise is."""
+    return str(arithmetic(noise.initial.device))
 
 
 @dataclass(frozen=True)
@@ -49,26 +53,30 @@ class Shapes(Generic[Result]):
     def __init__(self, planner: Planner, make: Callable[[Noise, Context, Any], Result]) -> None:
         self._planner = planner
         self._make = make
-        self._made: OrderedDict[Hashable, _Made[Result]] = OrderedDict()
+        self._made: OrderedDict[tuple[Hashable, str], _Made[Result]] = OrderedDict()
+        self._latest: dict[Hashable, str] = {}  # how torch rounded last, by shapes
         self._pool: Any = None
 
     def run(self, noise: Noise, context: Context, use: Callable[[Result], Used]) -> Used:
-        """Use the captured work for these inputs, and compare the weights while the device is busy.
+        """Use the captured work for these inputs; compare weights and rounding while the device is
+        busy.
 
-        Where they were moved, what came out is discarded and the work is captured again and used
-        again. Until then the memory that was captured is held, so that reading it does no harm.
+        Where weights were moved or torch rounds otherwise, what came out is discarded, and the
+        work is captured again and used again. Until then the memory that was captured is held, so
+        that reading it does no harm.
 
         Raises:
             DenoiserError: as :meth:`get` does, or what ``use`` raised.
         """
-        key, failed = _key(noise, context), None
+        form, failed = _form(noise, context), None
+        key = (form, self._latest.get(form, ""))
         made = self._made.get(key)
         if made is not None and not isinstance(made.work, str):
             try:
                 found = use(made.work)
             except DenoiserError as error:
                 failed = error
-            if made.weights.unchanged():
+            if key[1] == _rounding(noise) and made.weights.unchanged():
                 if failed is not None:
                     raise failed
                 self._made.move_to_end(key)
@@ -81,7 +89,7 @@ class Shapes(Generic[Result]):
         DenoiserError if it cannot be captured: a few calls try, until the weights are moved; every
         call tries where it is memory that is missing.
         """
-        key = _key(noise, context)
+        key = (_form(noise, context), _rounding(noise))
         made = self._made.get(key)
         if made is not None and not made.weights.unchanged():
             made = None
@@ -99,6 +107,7 @@ class Shapes(Generic[Result]):
             while len(self._made) > MOST_SHAPES:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
+        self._latest[key[0]] = key[1]
         if isinstance(made.work, str):
             raise DenoiserError(
                 f"the call cannot be captured in a CUDA graph ({made.work}); use engine='eager'"
@@ -108,6 +117,7 @@ class Shapes(Generic[Result]):
     def clear(self) -> None:
         """Drop everything that was captured."""
         self._made.clear()
+        self._latest.clear()
         self._pool = None  # torch may be taking apart one that no graph uses
 
     def _evaluate_once(self, noise: Noise, context: Context) -> None:

@@ -101,7 +101,10 @@ def test_work_is_done_on_the_planners_device(monkeypatch: pytest.MonkeyPatch) ->
         return nullcontext()
 
     monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     second = torch.device("cuda", 1)
+    with _ready(torch.device("cuda", 0)):  # it is the current one
+        assert not torch.is_grad_enabled()
     with torch.inference_mode(), _ready(second):
         assert not torch.is_inference_mode_enabled()
         assert not torch.is_grad_enabled()
