@@ -183,7 +183,7 @@ def _put(line: Any, points: FloatArray) -> None:
 
 
 def draw_signals(axes: Sequence[Any], recorder: Recorder, certificate: Certificate) -> None:
-    """Dhat, clearance and evaluations of one flight over time, on three axes."""
+    """Bound, clearance and evaluations of one flight over time, on three axes."""
     bound, calls = bound_of(certificate), recorder.calls
     times = [moment.snapshot.time for moment in recorder.seen]
     handed = [call.finished for call in calls]
@@ -191,7 +191,7 @@ def draw_signals(axes: Sequence[Any], recorder: Recorder, certificate: Certifica
     top.step(handed, [bound(call) for call in calls], where="post", color=OURS)
     if certificate.tolerance is not None:
         top.axhline(certificate.tolerance, color="0.4", linestyle="--", linewidth=1)
-    top.set(ylabel="Dhat, m")
+    top.set(ylabel="bound, m")
     middle.plot(times, [moment.snapshot.clearance for moment in recorder.seen], color=ROOM)
     middle.axhline(0.0, color=GOAL, linewidth=1)
     middle.set(ylabel="clearance, m")
@@ -229,7 +229,7 @@ def plot_outcomes(path: Path, rows: Sequence[Row]) -> None:
 
 
 def plot_calls(path: Path, flights: Sequence[Flight], certificate: Certificate) -> None:
-    """Evaluations against clearance, and Dhat against the clearance that followed."""
+    """Evaluations against clearance, and the bound against the clearance that followed."""
     figure, (left, right) = subplots(1, 2, 9.6, 3.6)
     calls = [call for flight in flights for call in flight.calls if call.evaluations]
     _cloud(left, [(call.clearance, call.evaluations) for call in calls])
@@ -241,7 +241,7 @@ def plot_calls(path: Path, flights: Sequence[Flight], certificate: Certificate) 
         after.append(flight.smallest_clearance if flight.outcome == "collision" else np.nan)
         followed += zip(after, map(bound, flight.calls), strict=True)
     _cloud(right, followed)
-    right.set(xlabel="clearance one call later, m", ylabel="Dhat of the executed plan, m")
+    right.set(xlabel="clearance one call later, m", ylabel="bound on the deviation, m")
     if certificate.tolerance is not None:
         right.axhline(certificate.tolerance, color="0.4", linestyle="--", linewidth=1)
     save(figure, path)
@@ -263,7 +263,7 @@ def _cloud(axis: Any, points: Sequence[tuple[float, float]]) -> None:
 
 
 def plot_timeline(path: Path, recorder: Recorder, certificate: Certificate) -> None:
-    """Dhat, clearance and evaluations of one flight over time."""
+    """Bound, clearance and evaluations of one flight over time."""
     figure, axes = subplots(3, 1, 8.4, 5.2)
     draw_signals(axes, recorder, certificate)
     if (flight := recorder.flight) is not None:
