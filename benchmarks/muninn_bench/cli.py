@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from muninn.cli import Crew
+from muninn.cli import Crew, options
 from muninn.cli import main as run_commands
 from muninn.errors import InputError
 from muninn_bench.commands import (
@@ -31,11 +31,8 @@ from muninn_bench.commands import (
 from muninn_bench.report.table import print_table
 from muninn_bench.studies.closed_loop.command import fly
 
-app = typer.Typer(
-    help="Muninn's worlds, teachers and studies; raw numbers go to results/.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app.callback(help="Muninn's worlds, teachers and studies; raw numbers go to results/.")(options)
 for _study in (
     fly, ablate, frontier, monitor, coverage, outcomes, outcome_coverage, latency, checks, soak,
 ):  # fmt: skip

@@ -13,6 +13,7 @@ from string import Formatter
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as Terminal
 
 from muninn.errors import InputError
@@ -124,7 +125,7 @@ def print_table(
     for place, heading in enumerate(headings):
         table.add_column(heading, justify="right" if place else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console.print(table)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from muninn.certify.certificate import Certificate
@@ -10,7 +11,7 @@ from muninn.certify.certificate import Certificate
 
 def print_certificate(console: Console, certificate: Certificate) -> None:
     """Everything a certificate says, in order of what a person asks first."""
-    console.print(f"[bold]Promise[/]  {certificate.promise()}")
+    console.print(f"[bold]Promise[/]  {escape(certificate.promise())}")
     console.print(
         "[bold]Not promised[/]  What happens in the remaining calls, safety of any plan, or "
         "contexts unlike those calibrated."
@@ -39,7 +40,7 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
         "versions": ", ".join(f"{key} {value}" for key, value in certificate.versions.items()),
     }
     for name, value in rows.items():
-        facts.add_row(f"[bold]{name}[/]", value)
+        facts.add_row(f"[bold]{name}[/]", escape(value))
     console.print(facts)
     scan = Table(title="Scan of the family on the certify split")
     what = "deviation p95" if certificate.outcome is None else "mean score"

@@ -142,7 +142,7 @@ def in_words(name: str) -> str:
     """The name of a metric, for a person.
 
     >>> in_words("executed:8:max_step"), in_words("largest_distance_m")
-    ('distance at the worst step, of the first 8', 'largest distance m')
+    ('distance at the worst step, of the first 8', 'largest distance, m')
     """
     known = {"rms_step": "root mean square a step", "max_step": "distance at the worst step"}
     if prefix := re.fullmatch(r"executed:(\d+):(\w+)", name):
@@ -150,7 +150,8 @@ def in_words(name: str) -> str:
     if actions := re.fullmatch(r"executed_actions:(\d+)-(\d+)(:within:.*)?", name):
         how = "as a share of their limits" if actions[3] else "in their own units"
         return f"actions {actions[1]} to {actions[2]}, which are executed, {how}"
-    return known.get(name, name.rpartition(".")[2].replace("_", " "))
+    words = re.sub("_m$", ", m", name.rpartition(".")[2])  # a unit in a name
+    return known.get(name, words.replace("_", " "))
 
 
 def resolve(metric: str | Metric) -> tuple[str, Metric]:

@@ -11,26 +11,27 @@ if TYPE_CHECKING:
 
 
 def promise_of(made: Certificate) -> str:
-    """The promise of a certificate, its conditions included."""
+    """The promise of a certificate, its conditions included.
+
+    Where only full compute keeps it, that comes first, with what to do about it.
+    """
     certainty = "averaged over calibrations"
     if made.confidence is not None:
         certainty = f"with confidence {made.confidence:.0%} over the calibration draw"
     whose = "contexts" if made.outcome is None else "episodes"
     conditions = f"{certainty}, for {whose} like those calibrated ({made.loop} loop)"
-    return f"With {_spent(made)} evaluations a call, {_what(made)}, {conditions}."
-
-
-def _spent(made: Certificate) -> str:
-    """What the promised program costs; where that is full compute, what to do about it."""
+    promised = f"{_what(made)}, {conditions}"
     steps = made.identity["sampler"]["steps"]
-    if made.member:
-        means = {row["member"]: row["evaluations_mean"] for row in made.realised}
-        return f"{means.get(made.member, made.program.most_evaluations(steps)):.3g} of {steps}"
-    loosen = "tolerance" if made.outcome is None else "margin"
-    return (
-        f"all {steps} (no cheaper program kept the promise: allow a larger {loosen} or risk, or "
-        f"calibrate on more {made.unit}s)"
-    )
+    if not made.member:
+        loosen = "tolerance" if made.outcome is None else "margin"
+        return (
+            f"No speed-up: only full compute, with all {steps} evaluations a call, keeps the "
+            f"promise that {promised}; allow a larger {loosen} or risk, or calibrate on more "
+            f"{made.unit}s."
+        )
+    means = {row["member"]: row["evaluations_mean"] for row in made.realised}
+    spent = means.get(made.member, made.program.most_evaluations(steps))
+    return f"With {spent:.3g} of {steps} evaluations a call, {promised}."
 
 
 def _what(made: Certificate) -> str:

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muninn.certify.metrics import Metric, Tolerance, measure, metric_name, resolve, tolerances
+from muninn.certify.metrics import (
+    Metric,
+    Tolerance,
+    in_words,
+    measure,
+    metric_name,
+    resolve,
+    tolerances,
+)
 from muninn.certify.paired import call_seed, full_compute
 from muninn.certify.risk import require_units
 from muninn.errors import InputError
@@ -51,14 +59,14 @@ class EscalatedVerdict:
         """The promise in one plain sentence, or that there is none."""
         seen = f"{self.violations} of {len(self.excess)} episodes exceeded {self.tolerance}"
         if not self.certified:
-            return f"No promise: {seen} ({self.metric}), {self.allowed} were allowed."
+            return f"No promise: {seen} ({in_words(self.metric)}), {self.allowed} were allowed."
         certainty = "averaged over calibrations"
         if self.confidence is not None:
             certainty = f"with confidence {self.confidence:.0%} over the calibration draw"
         return (
             f"At most {self.risk:.1%} of new episodes execute a plan that deviates from full "
-            f"compute by more than {self.tolerance} ({self.metric}), {certainty}, for episodes "
-            f"like those driven ({seen}; {self.holds} of {self.calls} calls held)."
+            f"compute by more than {self.tolerance} ({in_words(self.metric)}), {certainty}, for "
+            f"episodes like those driven ({seen}; {self.holds} of {self.calls} calls held)."
         )
 
 

@@ -10,12 +10,9 @@ import pytest
 import closed_loop_cases as cases
 import loop_cases
 from muninn.certify.paired import PairedCalls, call_seed
-from muninn.errors import InputError
-from muninn.loop.request import Request
 from muninn_bench.measure.alternatives import Alternative
 from muninn_bench.measure.matched import allowed_share
 from muninn_bench.platform import position_metric
-from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, measure_trace
 from muninn_bench.studies.closed_loop.study import Paths, Settings, prepare, scout
 
 SCOUTS = 24
@@ -30,10 +27,10 @@ def paths(tmp_path: Path) -> Paths:
 
 def test_fewer_steps_are_tuned_once_on_scouted_calls(paths: Paths) -> None:
     settings = Settings(live=4, workers=1, scouts=SCOUTS)
-    without = prepare(cases.platform, settings, paths, fewer=False)
-    assert without.fewer is None and not paths.fewer.exists()
+    without = prepare(cases.platform, settings, paths, tune=False).fewer
+    assert without.calls == 0 and not paths.fewer.exists()
     made = prepare(cases.platform, settings, paths).fewer
-    assert made is not None and made.calls == SCOUTS and paths.fewer.exists()
+    assert made.evaluations == without.evaluations and made.calls == SCOUTS and paths.fewer.exists()
     certificate = loop_cases.certificate()
     (row,) = (row for row in certificate.realised if row["member"] == certificate.member)
     assert row["evaluations_mean"] <= made.evaluations < row["evaluations_mean"] + 1
@@ -49,12 +46,3 @@ def test_fewer_steps_are_tuned_once_on_scouted_calls(paths: Paths) -> None:
     known = paths.fewer.stat().st_mtime_ns
     assert prepare(cases.platform, settings, paths).fewer == made
     assert paths.fewer.stat().st_mtime_ns == known
-
-
-def test_without_them_nothing_is_timed_and_their_method_says_what_to_do() -> None:
-    programs = cases.programs()
-    contexts = loop_cases.starts(3, 0)
-    without = ClosedLoopPrograms(programs.platform, loop_cases.fast())
-    assert "fewsteps" not in {job.program for job in measure_trace(without, contexts, 1).jobs}
-    with pytest.raises(InputError, match=r"tuned by `muninn-bench fly --study`"):
-        without.plan("fewsteps", Request("cached", contexts[:1], (0,)))

@@ -13,26 +13,22 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from typer.testing import CliRunner
 
 import closed_loop_cases as cases
 import loop_cases
 from muninn.certify.risk import order_statistic
-from muninn.errors import CalibrationError, InputError
+from muninn.errors import CalibrationError
 from muninn.loop.escalation import Needs
-from muninn_bench.cli import app
 from muninn_bench.platform import position_metric
-from muninn_bench.studies.closed_loop import live, pictures, tables
+from muninn_bench.studies.closed_loop import pictures, tables
 from muninn_bench.studies.closed_loop import study as study_module
 from muninn_bench.studies.closed_loop.batched import Ticket, fly_one
-from muninn_bench.studies.closed_loop.live import read_flights, write_flights
 from muninn_bench.studies.closed_loop.loop import Flight, FlownCall, Recorder
 from muninn_bench.studies.closed_loop.methods import METHODS, ClosedLoopPrograms, measure_trace
 from muninn_bench.studies.closed_loop.study import Paths, Settings, run_study, scout
 from muninn_bench.studies.closed_loop.tables import bound_of
-from muninn_bench.studies.closed_loop.traces import Replayed, Timed, measured
+from muninn_bench.studies.closed_loop.traces import Timed, measured
 from muninn_bench.studies.closed_loop.write import write_results
-from rerun_cases import read_rerun
 
 SETTINGS = Settings(
     episodes=5,
@@ -273,18 +269,6 @@ def test_results_are_written_whole(
         assert picture in page
 
 
-def test_flights_survive_their_file_and_fly_again(tmp_path: Path) -> None:
-    programs = cases.programs()
-    ticket, needed = Ticket(METHODS["combined"], 3), Needs(0.0, 0.2, math.inf)
-    flight = fly_one(programs, ticket, measured, needed)
-    write_flights(tmp_path / "f.jsonl", [flight], needed)
-    back, flights = read_flights(tmp_path / "f.jsonl")
-    assert (back, flights) == (needed, [flight])
-    assert fly_one(programs, ticket, Replayed(flights[0].jobs), back) == flight
-    with pytest.raises(InputError, match="no recorded flights"):
-        read_flights(tmp_path / "missing.jsonl")
-
-
 def test_a_watcher_sees_every_call_and_changes_nothing() -> None:
     programs = cases.programs()
     ticket = Ticket(METHODS["combined"], 3)
@@ -305,57 +289,6 @@ def test_the_bound_of_a_call() -> None:
     assert bound(_call(estimate=0.3)) == certificate.bound(np.array([0.3]))[0]
     assert bound(_call(source="full", estimate=0.3)) == 0.0
     assert math.isnan(bound(_call(action="hold", estimate=None)))
-
-
-def test_a_flight_can_be_read_back_with_rerun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("rerun")
-    monkeypatch.setattr(pictures, "FRAMES", 4)
-    programs = cases.programs()
-    shown = live.View(programs.platform, loop_cases.certificate(), tmp_path)
-    ticket = Ticket(METHODS["combined"], 1)
-    fly_one(programs, ticket, lambda job: 0.1, Needs(), watcher=shown)
-    assert [path.suffix for path in shown.written] == [".rrd", ".gif"]
-    assert shown.written[1].stat().st_size > 1000
-    found = read_rerun(shown.written[0], "simulated")
-    bound = bound_of(loop_cases.certificate())
-    for name, values in (
-        ("call/evaluations", [float(call.evaluations) for call in shown.calls]),
-        ("call/bound_m", [bound(call) for call in shown.calls]),
-        ("signals/clearance_m", [one.snapshot.clearance for one in shown.seen]),
-    ):
-        np.testing.assert_allclose([value[0] for _, value in found[name]], values)
-    np.testing.assert_allclose([t for t, _ in found["call/bound_m"]],
-                               [call.finished for call in shown.calls])  # fmt: skip
-    (way,) = found["world/path"][-1][1]
-    np.testing.assert_allclose(way, [one.snapshot.position for one in shown.seen], rtol=1e-5)
-    answered = [call for call in shown.calls if call.action != "hold"]
-    assert len(found["world/plan"]) == len(answered) > 0
-    (circle,) = found["world/obstacles"][0][1]
-    np.testing.assert_allclose(np.linalg.norm(circle, axis=1), 2.0, rtol=1e-6)
-
-
-def test_the_view_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "rerun", None)
-    with pytest.raises(InputError, match=r"muninn-bench\[viz\]"):
-        live.View(cases.platform(), loop_cases.certificate(), tmp_path)
-
-
-# -- the command line ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--task", "submarine"), "choose from asv, crazyflie"),
-        (("--task", "maze2d", "--episodes", "0"), "--episodes is at least 1"),
-    ],
-)
-def test_the_command_refuses_what_it_does_not_know(arguments: tuple[str, ...], said: str) -> None:
-    result = CliRunner().invoke(app, ["fly", *arguments])
-    assert isinstance(result.exception, InputError)
-    assert said in str(result.exception)
 
 
 def test_jobs_are_plain_json() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from muninn_bench.networks.trainer import Training, train
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.planners.diffuser_lesson import DiffuserLesson, plan_loss
 from muninn_bench.registry import find_task
+from muninn_bench.tasks.crazyflie.data import find_route
 from muninn_bench.tasks.flown import FlownTask
 
 TINY = UnetConfig(channels=6, widths=(8, 16), blocks=1, middle_blocks=1, time_width=16, heads=2)
@@ -118,3 +120,9 @@ def test_a_task_trains_its_own_network_on_its_own_runs(
     assert lesson.network.config == task.networks["diffuser"]
     (plans, _, _) = lesson.batch(2, torch.Generator().manual_seed(0))
     assert plans.shape == (2, horizon, channels)
+
+
+def test_routes_say_which_package_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ompl", None)
+    with pytest.raises(InputError, match=r"OMPL: pip install 'muninn-bench\[fly\]'"):
+        find_route(np.zeros(3), np.ones(3), 0)

@@ -77,5 +77,5 @@ def test_without_the_environment_the_error_names_the_extra(
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(ImportError, match="reinstall muninn-bench"):
+    with pytest.raises(InputError, match="reinstall muninn-bench"):
         MazeWorld()

@@ -223,7 +223,7 @@ def test_a_certificate_may_be_read_by_others(tmp_path: Path, issued: Certificate
             ],
         ),
         ({"confidence": None}, ["averaged over calibrations"]),
-        ({"member": 0}, ["With all 20 (no cheaper program", "larger tolerance", "more calls"]),
+        ({"member": 0}, ["No speed-up", "all 20 evaluations", "larger tolerance", "more calls"]),
         ({"unit": "episode", "loop": "closed"}, ["episodes (worst call)", "closed loop"]),
         ({"tolerance": None, "tolerance_name": "clearance"}, ["clearance(context)"]),
     ],

@@ -79,6 +79,7 @@ def test_the_escalated_program_is_certified_by_episodes_of_its_own(programs: str
     assert verdict.certified == (verdict.violations <= verdict.allowed)
     assert verdict.certified
     assert "At most 20.0% of new episodes" in verdict.promise()
+    assert "(root mean square a step)" in verdict.promise()  # in words, no name of a function
 
 
 @BOTH

@@ -15,7 +15,7 @@ from muninn_bench.commands import Rerun, Smoke, Variant, command_line
 if TYPE_CHECKING:
     from muninn_bench.platform import Platform
 
-_LIVE = ("full", "muninn-only", "combined")
+_LIVE = ("full", "fewsteps", "muninn-only")
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Robot:
 def fly(
     task: Annotated[str, typer.Option(help="crazyflie, asv or maze2d.")],
     variant: Variant = None,
-    episodes: Annotated[int, typer.Option(help="Episodes of each method.")] = 20,
+    episodes: Annotated[int, typer.Option(help="Episodes of each method.")] = 5,
     method: Annotated[
         list[str] | None,
-        typer.Option(help="A method, may be repeated; full, muninn-only, combined."),
+        typer.Option(help="A method, may be repeated; full, fewsteps and muninn-only by default."),
     ] = None,
     rerun: Rerun = False,
     replay: Annotated[
@@ -70,7 +70,7 @@ def fly(
     if calibrate and paths.certificate.exists():  # else one was interrupted: it goes on
         for path in (paths.certificate, *paths.work.glob("scouts*")):
             path.unlink()
-    programs = prepare(build, settings, paths, fewer=study or "fewsteps" in (method or ()))
+    programs = prepare(build, settings, paths, tune=study)
     console.print(programs.certificate.promise())
     if calibrate:
         console.print(f"wrote {paths.certificate}")

@@ -29,7 +29,7 @@ from muninn_bench.studies.closed_loop.methods import ClosedLoopPrograms, find_me
 from muninn_bench.studies.closed_loop.pictures import draw_gif
 from muninn_bench.studies.closed_loop.tables import bound_of, method_rows
 from muninn_bench.studies.closed_loop.traces import Latency, Replayed, measured, write_lines
-from muninn_bench.studies.closed_loop.write import print_rows
+from muninn_bench.studies.closed_loop.write import describe_fewer, print_rows
 
 _TIMED = 8  # single jobs, for what escalation must be given
 _MODES = {"nominal": 0, "damp": 1, "resample": 2, "full": 3}
@@ -37,7 +37,7 @@ _RED, _BLUE, _ORANGE = "#c0392b", "#1f66b0", "#d1782a"
 
 
 class View(Recorder):
-    """Records flights for rerun: an .rrd of every flight, a GIF of the first of each method.
+    """Records a flight for rerun, in an .rrd file.
 
     Raises:
         InputError: rerun is not installed.
@@ -46,15 +46,13 @@ class View(Recorder):
     def __init__(self, platform: Platform, certificate: Certificate, folder: Path) -> None:
         rerun_package()  # refused before anything flies
         super().__init__(platform)
-        self._certificate, self._bound, self._folder = certificate, bound_of(certificate), folder
-        self.written: list[Path] = []
-        self._drawn: set[str] = set()
+        self._bound, self._folder = bound_of(certificate), folder
 
     def begin(self, episode: Episode, method: str, seed: int) -> None:
-        """Start a recording of its own for every flight."""
+        """Start the recording."""
         super().begin(episode, method, seed)
-        self._shown = RerunFile(self._folder / f"{self.platform.name}-{method}-{seed}.rrd")
-        self.written.append(self._shown.path)
+        self.path = self._folder / f"{self.platform.name}-{method}-{seed}.rrd"
+        self._shown = RerunFile(self.path)
         self._shown.lines("world/obstacles", self.world, GREY, static=True)
         self._shown.point("world/goal", self.goal, _RED, static=True)
         self._shown.say(f"{method}, episode {seed}")
@@ -89,15 +87,10 @@ class View(Recorder):
         self._shown.say(f"{call.action}: {call.reason or call.mode}")
 
     def end(self, flight: Flight) -> None:
-        """Close the recording, and draw a GIF for those without rerun."""
+        """Close the recording."""
         super().end(flight)
         self._shown.say(flight.outcome)
         self._shown.close()
-        if flight.method not in self._drawn:
-            self._drawn.add(flight.method)
-            self.written.append(self.written[-1].with_suffix(".gif"))
-            title = f"{self.platform.name}, {flight.method}: {flight.outcome}"
-            draw_gif(self.written[-1], self, self._certificate, title)
 
 
 def fly_live(
@@ -108,10 +101,14 @@ def fly_live(
     record: bool,
     replay: Path | None,
 ) -> None:
-    """Plan at batch 1 here and now, with the latency that has; or as a recorded file says."""
+    """Plan at batch 1 here and now, with the latency that has; or as a recorded file says.
+
+    The first episode is drawn, every method beside the others; the path of that GIF is told last.
+    """
     platform, folder = programs.platform, Path("runs/fly") / programs.platform.name
     asked = [Ticket(find_method(name), seed) for name in names for seed in range(episodes)]
-    watcher = View(platform, programs.certificate, folder) if record else None
+    if record:
+        rerun_package()  # refused before anything flies
     jobs: list[tuple[Ticket, Latency]]
     if replay is not None:
         needed, recorded = read_flights(replay)
@@ -120,11 +117,18 @@ def fly_live(
         first = torch.cat([platform.begin(seed).context() for seed in range(_TIMED)])
         needed = methods.needs(platform, methods.measure_trace(programs, first, _TIMED))
         jobs = [(ticket, measured) for ticket in asked]
-    flights = []
+    flights, watched, written = [], [], []
     with bars(True) as task:
         advance = task(f"fly {platform.name}", len(jobs))
         for ticket, latency in jobs:
+            watcher = Recorder(platform)
+            if record:
+                watcher = View(platform, programs.certificate, folder)
             flights.append(fly_one(programs, ticket, latency, needed, watcher=watcher))
+            if ticket.seed == jobs[0][0].seed:
+                watched.append(watcher)
+            if isinstance(watcher, View):
+                written.append(watcher.path)
             advance(1)
     if replay is not None:
         same = sum(one == other for one, other in zip(flights, recorded, strict=True))
@@ -133,9 +137,11 @@ def fly_live(
         out = folder / "flights.jsonl"
         write_flights(out, flights, needed)
         console.print(f"latencies and calls: {out}; fly them again with --replay {out}")
-    for path in watcher.written if watcher is not None else ():
-        console.print(f"wrote {path}")
     print_rows(console, method_rows(flights, programs.certificate))
+    console.print(describe_fewer(programs.fewer), highlight=False)
+    written.append(draw_gif(folder / "flight.gif", watched))
+    for path in written:
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
 def write_flights(path: Path, flights: Sequence[Flight], needed: Needs) -> None:

@@ -24,7 +24,8 @@ from muninn.loop.request import Reply, Request, screened
 from muninn.loop.supervisor import Supervisor
 from muninn.progress import bars
 from muninn.record import Record
-from muninn_bench.measure.alternatives import Alternative
+from muninn_bench.measure.alternatives import FEWSTEPS, Alternative
+from muninn_bench.measure.matched import mean_evaluations
 from muninn_bench.measure.protocol import Run, plain
 from muninn_bench.measure.turns import take_turns
 from muninn_bench.platform import Platform
@@ -52,7 +53,7 @@ class Method:
 
 
 _ESCALATIONS = {
-    "muninn-only": "Muninn, real time",
+    "muninn-only": "Muninn",
     "dampen": "Muninn + damping",
     "resample+dampen": "Muninn + resampling, damping",
     "full-override": "Muninn + full override",
@@ -64,7 +65,7 @@ METHODS: dict[str, Method] = {
         Method("full-instant", "Full, given enough time", "full", deadline=False, charged=False),
         Method("full", "Full, real time", "full", deadline=False),
         Method("full-deadline", "Full, real time, held to the deadline", "full"),
-        Method("fewsteps", "Fewer steps, tuned, real time", "fewsteps"),
+        Method("fewsteps", "Fewer steps", "fewsteps"),
         *(Method(name, title, "cached", name) for name, title in _ESCALATIONS.items()),
     )
 }
@@ -84,7 +85,8 @@ def find_method(name: str) -> Method:
 class ClosedLoopPrograms:
     """Full compute, fewer steps and the certified program, for one robot or many at once.
 
-    ``fewer`` is the tuned alternative with as many evaluations; None where no method asks for it.
+    ``fewer`` is the tuned alternative with as many evaluations; None spreads that many of the
+    sampler's own steps evenly.
     """
 
     def __init__(
@@ -92,14 +94,16 @@ class ClosedLoopPrograms:
     ) -> None:
         if fast.certificate is None:
             raise InputError(f"the certificate cannot be used: {fast.reason}")
-        self.platform, self.fewer = platform, fewer
+        self.platform, planner = platform, platform.planner
         self.certificate: Certificate = fast.certificate
+        self.fewer = fewer or Alternative.untuned(
+            FEWSTEPS, planner, mean_evaluations(self.certificate)
+        )
         self._runs: dict[str, Run] = {
-            "full": plain(platform.planner),
+            "full": plain(planner),
+            "fewsteps": self.fewer.run(planner),
             "cached": lambda context, noise: fast(context, noise=noise),
         }
-        if fewer is not None:
-            self._runs["fewsteps"] = fewer.run(platform.planner)
 
     def plan(self, program: str, job: Request) -> Reply:
         """The plans of one robot, by themselves."""
@@ -110,17 +114,9 @@ class ClosedLoopPrograms:
 
         Noise depends on seeds alone, so this equals the plans made one by one, up to how the
         network rounds a batch.
-
-        Raises:
-            InputError: a program is asked for that was not prepared.
         """
         found: dict[int, Reply] = {}
         for program in dict.fromkeys(name for name, _ in asked):
-            if program not in self._runs:
-                raise InputError(
-                    f"no program {program} was prepared; fewer steps are tuned by "
-                    "`muninn-bench fly --study` or `--method fewsteps`"
-                )
             jobs = {at: job for at, (name, job) in enumerate(asked) if name == program}
             replies = self._batch(self._runs[program], list(jobs.values()))
             found.update(zip(jobs, replies, strict=True))
@@ -151,8 +147,8 @@ def measure_trace(programs: ClosedLoopPrograms, contexts: Tensor, calls: int) ->
 
     ``contexts`` (count, ...) are taken in turn; every kind of job is timed ``calls`` times.
     """
-    fewer = [] if programs.fewer is None else [("fewsteps", 1)]
-    kinds = [("full", 1), *fewer, ("cached", 1), ("cached", programs.platform.candidates)]
+    single = [(program, 1) for program in ("full", "fewsteps", "cached")]
+    kinds = [*single, ("cached", programs.platform.candidates)]
 
     def run(kind: tuple[str, int], call: int) -> int:
         program, plans = kind

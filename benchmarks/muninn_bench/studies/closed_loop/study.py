@@ -159,7 +159,7 @@ class Paths:
 
 
 def load_programs(platform: Platform, paths: Paths) -> ClosedLoopPrograms:
-    """The platform with its certified planner, and with fewer steps if they are tuned.
+    """The platform with its certified planner, and fewer steps: tuned ones, else evenly spread.
 
     Raises:
         CertificateError: the certificate cannot be used; says how to make it again.
@@ -177,11 +177,11 @@ def load_programs(platform: Platform, paths: Paths) -> ClosedLoopPrograms:
 
 
 def prepare(
-    build: Build, settings: Settings, paths: Paths, *, fewer: bool = True
+    build: Build, settings: Settings, paths: Paths, *, tune: bool = True
 ) -> ClosedLoopPrograms:
     """What is flown; certifies first where there is no certificate.
 
-    ``fewer`` says whether fewer steps will be flown; they are tuned where they are not yet.
+    ``tune`` says whether fewer steps are tuned, where they are not yet: that takes minutes.
     """
     platform = build()
     if not paths.certificate.exists():
@@ -197,7 +197,7 @@ def prepare(
         ).save(paths.certificate)
         journal.unlink()
     programs = load_programs(platform, paths)
-    if fewer and programs.fewer is None:
+    if tune and not paths.fewer.exists():
         known = scout(build, replace(settings, scouts=min(settings.scouts, TUNED_ON)), paths.work)
         found = tune_fewer(programs, known, settings.seed)
         write_whole(paths.fewer, json.dumps(found.to_json()) + "\n")

@@ -27,7 +27,7 @@ PAIRS = (
 
 
 def bound_of(certificate: Certificate) -> Callable[[FlownCall], float]:
-    """Dhat of the plan that a call executed: NaN for a hold, 0 for full compute's own plan."""
+    """The bound of the plan that a call executed: NaN for a hold, 0 for full compute's own plan."""
 
     def bound(call: FlownCall) -> float:
         if call.estimate is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from muninn.files import write_whole
+from muninn_bench.measure.alternatives import Alternative
 from muninn_bench.report.table import cells, markdown, print_table, write_csv
 from muninn_bench.report.tables import title
 from muninn_bench.studies.closed_loop import pictures, tables
@@ -55,8 +56,7 @@ def _draw_flight(
     ticket, needed = Ticket(method, chosen.seed), needs(programs.platform, trace)
     fly_one(programs, ticket, Replayed(chosen.jobs), needed, watcher=recorder)
     pictures.plot_timeline(out / "timeline.png", recorder, programs.certificate)
-    title = f"{programs.platform.name}, {method.title}: {chosen.outcome}"
-    pictures.draw_gif(out / "flight.gif", recorder, programs.certificate, title)
+    pictures.draw_gif(out / "flight.gif", [recorder], programs.certificate)
 
 
 _INTERVAL = "{{{0}:.1f*100}} ({{{0}_low:.1f*100}} to {{{0}_high:.1f*100}})|"
@@ -82,15 +82,33 @@ _PAIRED = (
     "faster by, s={faster_s:.2f} ({faster_low:.2f} to {faster_high:.2f})|p (time)=time_p:.2g"
 )
 _TERMINAL = (
-    "method|success={success:.1f*100}%|collided={collision:.1f*100}%|goal s=time_to_goal_s:.2f|"
-    "NFE=evaluations_per_call:.1f|p50/p99 ms={latency_p50_s:.0f*1000}/{latency_p99_s:.0f*1000}|"
-    "held={hold_rate:.1f*100}%|escalated={escalation_rate:.1f*100}%"
+    "method=title|success={success:.0f*100}%|collided={collision:.0f*100}%|"
+    "goal after={time_to_goal_s:.2f} s|evaluations=evaluations_per_call:.3g|"
+    "plan takes={latency_p50_s:.0f*1000} ms"
 )
+_RARE = {"hold_rate": "held", "escalation_rate": "escalated"}
 
 
 def print_rows(console: Console, rows: Sequence[tables.Row]) -> None:
-    """The summary for a person at a terminal of 80 columns."""
-    print_table(console, *cells(_TERMINAL, rows))
+    """The summary for a person at a terminal of 80 columns; what never happened has no column."""
+    happened = (name for name in _RARE if any(row[name] for row in rows))
+    rare = "".join(f"|{_RARE[name]}={{{name}:.0f*100}}%" for name in happened)
+    named = [row | {"title": METHODS[row["method"]].title} for row in rows]
+    print_table(console, *cells(_TERMINAL + rare, named))
+
+
+def describe_fewer(found: Alternative) -> str:
+    """A sentence: what stands for fewer steps."""
+    if not found.calls:
+        return (
+            f"Fewer steps: {found.evaluations} of the sampler's own, evenly spread; "
+            "`muninn-bench fly --study` tunes them."
+        )
+    name = title({"name": found.name, "tuned": found.tuned()})
+    return (
+        f"Fewer steps: {name} ({found.table}), the best of the alternatives on "
+        f"{found.calls} tuning calls."
+    )
 
 
 def _page(
@@ -111,13 +129,6 @@ def _page(
         for row in rows
     ]
     cheap = [row for row in named if METHODS[row["method"]].program != "full"]
-    fewer = ""
-    if (found := programs.fewer) is not None:
-        name = title({"name": found.name, "tuned": found.tuned()})
-        fewer = (
-            f"Fewer steps: {name} ({found.table}), the best of the alternatives on "
-            f"{found.calls} tuning calls. "
-        )
     parts = [
         f"# Closed loop: {platform.name}",
         f"`{command}`. {rows[0]['episodes']} episodes of every method, the same starts, goals, "
@@ -126,8 +137,8 @@ def _page(
         f"Machine: {machine}.",
         markdown(*cells(_SUMMARY, named)),
         "Intervals: 95% (Wilson; bootstrap for means, of the episodes that succeed). "
-        f"{fewer}Methods under a deadline hold when a plan takes longer than the "
-        "period; Full without one flies the old plan on.",
+        f"{describe_fewer(programs.fewer)} Methods under a deadline hold when a plan takes longer "
+        "than the period; Full without one flies the old plan on.",
         "## Escalation",
         markdown(*cells(_ESCALATION, cheap)),
         f"Certificate: {programs.certificate.promise()} Contexts were met while few-step planning "

@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.crazyflie import arena
 from muninn_bench.tasks.paths import arc_lengths, resample, smooth
@@ -43,8 +44,15 @@ _SEARCH_SECONDS = 5.0
 
 
 def find_route(start: FloatArray, goal: FloatArray, seed: int) -> FloatArray:
-    """A short collision-free polyline (points, 3), by OMPL; a function of its arguments."""
-    from ompl import base, geometric, util
+    """A short collision-free polyline (points, 3), by OMPL; a function of its arguments.
+
+    Raises:
+        InputError: OMPL is not installed.
+    """
+    try:
+        from ompl import base, geometric, util
+    except ImportError as error:
+        raise InputError("routes need OMPL: pip install 'muninn-bench[fly]'") from error
 
     util.setLogLevel(util.LogLevel.LOG_NONE)
     # Generators made from here on are seeded by this; everything below is made anew per call.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from muninn.errors import InputError
 from muninn.model.schedule import FloatArray
 from muninn_bench.tasks.maze2d import controller
 from muninn_bench.tasks.maze2d.maze import MazeProblem, cell_of
@@ -19,7 +20,7 @@ class MazeWorld:
     """One reusable environment; ``place`` starts an episode of a given problem.
 
     Raises:
-        ImportError: If gymnasium-robotics is not installed.
+        InputError: gymnasium-robotics is not installed.
     """
 
     def __init__(self) -> None:
@@ -30,9 +31,7 @@ class MazeWorld:
             with redirect_stderr(io.StringIO()):
                 import gymnasium_robotics
         except ImportError as error:
-            raise ImportError(
-                "the maze needs gymnasium-robotics; reinstall muninn-bench"
-            ) from error
+            raise InputError("the maze needs gymnasium-robotics; reinstall muninn-bench") from error
         gymnasium.register_envs(gymnasium_robotics)
         self._environment: Any = gymnasium.make("PointMaze_Large-v3")
 
