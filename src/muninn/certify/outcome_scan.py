@@ -22,7 +22,6 @@ from muninn.certify.outcomes import Outcomes, OutcomeUnits, Scored, Stream
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import require_units, units_needed
 from muninn.certify.scan import Measuring
-from muninn.certify.scores import program_digest
 from muninn.context import Context, concatenate
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
@@ -63,7 +62,7 @@ class OutcomeScan:
     ) -> Iterator[list[Scored]]:
         """Chunks of the first episodes of a stream, from the journal as far as they are there."""
         chunk, again = self.units.chunk, "/again" * twice
-        key = f"episodes/{stream}/{program_digest(program)}{again}"
+        key = f"episodes/{stream}/{program.digest}{again}"
         chunks = [range(at, min(at + chunk, count)) for at in range(0, count, chunk)]
         missing = [[k for k in own if self.journal.get(f"{key}/{k}") is None] for own in chunks]
         to_run = [(program, stream, own) for own in missing if own]

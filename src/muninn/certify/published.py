@@ -23,6 +23,7 @@ from muninn.programs.methods import Method, methods
 from muninn.programs.placing import Placing
 from muninn.programs.plan import AnyProgram
 from muninn.programs.spacing import State, sampler_states, spacings, trained_states
+from muninn.programs.table import Table
 
 FIRST_CALLS, MORE_CALLS = 16, 64
 """Tuning calls that candidates are thinned on, twice."""
@@ -74,6 +75,8 @@ class Published(Scores):
         self._pairs: dict[int, list[Pair]] = {}  # best first, by number of evaluations
         self._published: dict[int, list[Entry]] = {}
         self._pair_of: dict[AnyProgram, Pair] = {}
+        self._spaced: dict[tuple[bool, int], dict[str, tuple[State, ...]]] = {}
+        self._tables: dict[tuple[str, tuple[State, ...]], Table] = {}  # of the last candidates
 
     @cached_property
     def chain(self) -> Chain:
@@ -143,11 +146,20 @@ class Published(Scores):
         own, states, nodes = sampler_states(self._sampler), *self._nodes(method, count)
         if not nodes:
             return {}
-        found = {name: tuple(states[p] for p in at) for name, at in spacings(states, nodes).items()}
-        for name, paths in self._paths.items():
-            if nodes in paths:
-                found[name] = tuple(own[place] for place in paths[nodes])
-        return found | self.placed(nodes)
+        if (method.on_grid, nodes) not in self._spaced:
+            offered = spacings(states, nodes).items()
+            found = {name: tuple(states[place] for place in at) for name, at in offered}
+            for name, paths in self._paths.items():
+                if nodes in paths:
+                    found[name] = tuple(own[place] for place in paths[nodes])
+            self._spaced[method.on_grid, nodes] = found | self.placed(nodes)
+        return self._spaced[method.on_grid, nodes]
+
+    def _table(self, method: str, states: tuple[State, ...]) -> Table:
+        """The table of a method at some states."""
+        if (method, states) not in self._tables:
+            self._tables[method, states] = self.methods[method].build(self._sampler, states)
+        return self._tables[method, states]
 
     def offers(self, count: int) -> bool:
         """Whether any method has a program with so many evaluations."""
@@ -155,7 +167,7 @@ class Published(Scores):
 
     def built(self, pair: Pair, states: tuple[State, ...]) -> AnyProgram:
         """A method at some states: its table."""
-        made = self.methods[pair.method].build(self._sampler, states)
+        made = self._table(pair.method, states)
         return replace(made, method=f"{made.method}, {pair.spacing}")
 
     def _priced(self, pairs: list[Pair], count: int) -> list[tuple[float | None, Pair]]:
@@ -164,7 +176,7 @@ class Published(Scores):
         for pair in pairs:
             states = self._spacings(self.methods[pair.method], count).get(pair.spacing)
             if states is not None and (pair.method, states) not in met:
-                table = self.methods[pair.method].build(self._sampler, states)
+                table = self._table(pair.method, states)
                 price = None if self._placing is None else self._placing.price(table)
                 met[pair.method, states] = (price, pair)
         return list(met.values())
@@ -197,6 +209,7 @@ class Published(Scores):
         """Pairs worth trying on all calls, best first: spacings are thinned with a few methods,
         then all methods with the best spacings."""
         if count not in self._pairs:
+            self._tables.clear()
             few = [name for name in SCOUTS if name in self.methods]
             scouts = few if self.fits else list(self.methods)  # one method alone: every order
             wide = [

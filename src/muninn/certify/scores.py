@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +24,9 @@ FITTED_SHARE = 0.6
 LEVELS = (1.0, 1.5, 2.5)
 """Shares of calls left out, over the allowed one, at which programs are compared: the promise is
 about the tail, and one call must not decide."""
+
+ON_GPU = 256
+"""Tuning calls that a GPU plans together, at least: a program is tried once, so launches count."""
 
 FAILED = 1e12
 """Excess of a call in which a program failed: what full compute did then is not to its credit."""
@@ -71,7 +72,11 @@ class Scores:
     ) -> None:
         # Hundreds of programs run once each: not one is worth capturing or compiling.
         planner = replace(paired.planner, engine="eager")
-        self.planner, self.paired = paired.planner, replace(paired, planner=planner)
+        batch = paired.batch
+        if planner.device.type == "cuda" and batch > 1:  # 1: rows may influence each other
+            batch = max(batch, ON_GPU)
+        self.planner = paired.planner
+        self.paired = replace(paired, planner=planner, batch=batch)
         self.share = share
         self.steps = len(planner.sampler)
         self._sampler = planner.sampler
@@ -114,7 +119,7 @@ class Scores:
 
     def _key(self, program: AnyProgram, calls: int | None) -> str:
         count = min(calls or self.paired.count, self.paired.count)
-        return f"tune/{program_digest(program)}/{count}"
+        return f"tune/{program.digest}/{count}"
 
     def try_all(self, programs: Iterable[AnyProgram], calls: int | None = None) -> None:
         """Run programs on the first calls, shared by workers, unless the journal knows them."""
@@ -170,7 +175,7 @@ class Scores:
         """
         program = entry.program
         assert isinstance(program, Table)
-        key = f"gaps/{program_digest(program)}"
+        key = f"gaps/{program.digest}"
         stored = self._journal.get(key)
         if stored is None:
             charged = self.paired.charged_in_batches(program)
@@ -197,9 +202,3 @@ class Scores:
         """Geometric mean of some quantiles."""
         levels = [self._quantile(excess, 1.0 - s * self.share) for s in LEVELS]
         return float(np.exp(np.mean(np.log(np.maximum(levels, 1e-12)))))
-
-
-def program_digest(program: AnyProgram) -> str:
-    """Short hash of what a program is."""
-    described = json.dumps(program.to_json(), sort_keys=True)
-    return hashlib.sha256(described.encode()).hexdigest()[:24]

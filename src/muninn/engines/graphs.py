@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from muninn.context import Context, copy_into, select
+from muninn.context import Context, copy_into, select, tensors
 from muninn.engines.capture import capture
 from muninn.engines.gap import stacked_draws
 from muninn.engines.rounds import RoundRuntime, Rows
@@ -68,11 +68,11 @@ def _buffers(sampler: Sampler, noise: Noise, context: Context, spare: int) -> tu
     return needed.select(index), select(context, index)
 
 
-def _fill(buffers: Noise, into: Context, run: RunState) -> None:
-    """Copy the inputs of a call into the buffers that captured work reads."""
-    draws = [run.noise.steps[step] for step in buffers.steps]
-    copy_into([buffers.initial, *buffers.steps.values()], [run.noise.initial, *draws])
-    copy_into(into, run.context)
+def _parts(noise: Noise, steps: Iterable[int], context: Context) -> list[Tensor]:
+    """The tensors of a call: x_T, the draws of some steps, the context."""
+    found = [noise.initial, *(noise.steps[step] for step in steps)]
+    found += [tensor for _, tensor in tensors(context)]
+    return found
 
 
 class Turns:
@@ -134,7 +134,9 @@ class _CapturedCall:
 
     def __init__(self, runtime: Runtime, noise: Noise, context: Context, pool: Any) -> None:
         sampler = runtime.planner.sampler
-        buffers, inputs = self._inputs = _buffers(sampler, noise, context, 0)
+        buffers, inputs = _buffers(sampler, noise, context, 0)
+        self._drawing = list(buffers.steps)
+        self._inputs = _parts(buffers, self._drawing, inputs)
 
         def call() -> RunState:
             run = RunState(buffers, inputs, len(sampler))
@@ -151,12 +153,13 @@ class _CapturedCall:
 
     def replay(self, run: RunState) -> None:
         """Run a call; the host has not read its state yet."""
-        _fill(*self._inputs, run)
+        given = _parts(run.noise, self._drawing, run.context)
+        torch._foreach_copy_(self._inputs, given, non_blocking=True)
         wrote = self._run
         self._graph.replay()
         assert wrote.packed is not None
         run.after, run.packed = wrote.after.clone(), wrote.packed.clone()
-        run.unread = [*wrote.unread]
+        run.unread, run.judged = wrote.unread, wrote.judged
         run.evaluations, run.evaluated = wrote.evaluations.copy(), wrote.evaluated.copy()
         self._forget()
 
@@ -220,7 +223,8 @@ class _Rounds:
 
     def replay(self, run: RunState) -> Rows:
         """Rounds until every row is at the end, or DenoiserError; a copy of their final state."""
-        _fill(self.noise, self.context, run)
+        steps = self.noise.steps
+        copy_into(_parts(self.noise, steps, self.context), _parts(run.noise, steps, run.context))
         draws = stacked_draws(self._runtime.planner.sampler, self.noise)
         if self._draws is not None and draws is not None:
             self._draws.copy_(draws)

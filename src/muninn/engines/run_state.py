@@ -70,6 +70,7 @@ class RunState:
         self.failed: dict[int, str] = {}
         self.unread: list[Unread] = []  # still on the device
         self.packed: Tensor | None = None  # all of it, where every row shares its steps
+        self.judged: tuple[npt.NDArray[Any], ...] = ()  # of it: places, steps and growth of sizes
         self.dtype: torch.dtype | None = None
         self.meanwhile: Callable[[], None] | None = None  # for the host while the device is busy
 
@@ -94,6 +95,9 @@ class RunState:
     def pack(self) -> None:
         """Put all that is to be read into one tensor; every row must share its steps."""
         self.packed = torch.stack([values.to(SUM) for _, _, values, _ in self.unread])
+        judged = [(at, *each[::3]) for at, each in enumerate(self.unread) if each[3] is not None]
+        places, steps, growths = np.array(judged, np.float64).reshape(-1, 3).T
+        self.judged = places.astype(np.int64), steps.astype(np.int64), growths[:, None]
 
     def use_waiting_time(self) -> None:
         """Do, once, what the host can do before it waits for the device."""
@@ -103,20 +107,28 @@ class RunState:
 
     def read(self) -> None:
         """Bring to the host what the loop left on the device: failures and error estimates."""
-        arrived = None if self.packed is None else sent(self.packed)  # one transfer for all
-        self.use_waiting_time()
-        whole = arrived is not None  # all rows at every step
-        read = arrived() if arrived is not None else [v.cpu().numpy() for _, _, v, _ in self.unread]
-        fine = whole and bool(np.isfinite(read).all())
-        for (step, rows, _, growth), found in zip(self.unread, read, strict=True):
-            if growth is not None:
-                self.charged[slice(None) if whole else list(rows), step] += found * growth
-                continue
-            if fine:
-                continue
-            for row in (row for row, total in zip(rows, found, strict=True) if not isfinite(total)):
-                reason = f"the denoiser returned NaN or Inf at step {step}"
-                if step == self.evaluated.shape[1]:
-                    reason = "the trajectory is not finite"
-                self.failed.setdefault(row, reason)
-        self.unread.clear()
+        if self.packed is None:
+            self.use_waiting_time()
+            for step, rows, values, growth in self.unread:
+                if growth is None:
+                    self._require_finite(step, rows, values.tolist())
+                else:
+                    self.charged[list(rows), step] += values.cpu().numpy() * growth
+        else:
+            arrived = sent(self.packed)  # one transfer for all
+            self.use_waiting_time()
+            found = arrived()
+            places, steps, growths = self.judged
+            np.add.at(self.charged.T, steps, found[places] * growths)
+            if not np.isfinite(found).all():
+                for (step, rows, _, growth), sums in zip(self.unread, found, strict=True):
+                    if growth is None:
+                        self._require_finite(step, rows, sums.tolist())
+        self.unread = []
+
+    def _require_finite(self, step: int, rows: Sequence[int], sums: list[float]) -> None:
+        for row in (row for row, total in zip(rows, sums, strict=True) if not isfinite(total)):
+            reason = f"the denoiser returned NaN or Inf at step {step}"
+            if step == self.evaluated.shape[1]:
+                reason = "the trajectory is not finite"
+            self.failed.setdefault(row, reason)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from muninn.errors import InputError
@@ -33,7 +35,14 @@ class Part:
     def to_json(self) -> dict[str, Any]:
         """Plain values for a certificate, with the name of the kind."""
         tag = {} if self.kind == self.unnamed else {self.part: self.kind}
-        return {**tag, **json.loads(json.dumps(asdict(self)))}  # type: ignore[call-overload]
+        own = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {**tag, **json.loads(json.dumps(own, default=asdict))}
+
+    @cached_property
+    def digest(self) -> str:
+        """Short hash of what it is."""
+        described = json.dumps(self.to_json(), sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()[:24]
 
     @classmethod
     def read(cls, **values: Any) -> Self:

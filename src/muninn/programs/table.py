@@ -13,7 +13,6 @@ forecasts, with and without look-back, are ways to fill the weights
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,11 @@ class Table(AnyProgram, kind="table"):
         for part in range(1, weights.shape[2], count):
             if np.triu(weights[:, :, part : part + count], 1).any():
                 raise InputError("a state of a table depends on an evaluation that comes later")
-        for name, value in (("states", states), ("weights", _tuples(weights)), ("noise", noise)):
+        for name, value in (
+            ("states", states),
+            ("weights", _tuples(weights.tolist())),
+            ("noise", noise),
+        ):
             object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
@@ -80,8 +83,8 @@ class Table(AnyProgram, kind="table"):
         return len(self.states)
 
 
-def _tuples(array: FloatArray) -> Any:
-    return tuple(map(_tuples, array)) if array.ndim else float(array)
+def _tuples(weights: list[list[list[float]]]) -> Weights:
+    return tuple(tuple(map(tuple, channel)) for channel in weights)
 
 
 def steps_of(sampler: Sampler, states: tuple[State, ...]) -> list[int | None]:

@@ -25,7 +25,6 @@ from muninn.certify.journal import Journal
 from muninn.certify.outcome_scan import PROMISED, OutcomeScan
 from muninn.certify.outcomes import Outcomes, Promise, Scored, Stream
 from muninn.certify.scan import Measuring
-from muninn.certify.scores import program_digest
 from muninn.engines.choose import runtime_for
 from muninn.errors import CalibrationError
 from muninn.model.planner import Planner
@@ -94,7 +93,7 @@ class DrawnUnits:
     def measure(self, program: AnyProgram, stream: Stream, episodes: Sequence[int]) -> list[Scored]:
         """The episodes of these numbers."""
         first = 0 if stream == "tune" else TUNE
-        own, spent = self.driven[program_digest(program)], program.most_evaluations(STEPS)
+        own, spent = self.driven[program.digest], program.most_evaluations(STEPS)
         return [Scored(float(own[first + place]), [spent], [0.0]) for place in episodes]
 
 
@@ -103,7 +102,7 @@ def repetition(seed: int) -> dict[str, Any]:
     total = TUNE + max(SIZES)
     planner, members = family(total)
     driven = [drive(program, total, seed) for program in members.programs]
-    by_program = dict(zip(map(program_digest, members.programs), driven, strict=True))
+    by_program = dict(zip((each.digest for each in members.programs), driven, strict=True))
     rows = []
     promises: tuple[Promise, ...] = ("harm", "mean")
     for promise, limit, size in product(promises, LIMITS, SIZES):
