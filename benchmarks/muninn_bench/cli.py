@@ -76,6 +76,7 @@ def compare(
     calls: Annotated[int, typer.Option(help="Calls to calibrate on, tuning included.")] = 600,
     episodes: Annotated[int, typer.Option(help="Held-out episodes of every method.")] = 150,
     timed: Annotated[int, typer.Option(help="Single calls to time of every method.")] = 60,
+    workers: Crew = "1",
     rerun: Rerun = False,
     seed: Seed = 0,
     smoke: Smoke = False,
@@ -90,7 +91,9 @@ def compare(
     name = require_variant(found, variant)
     sizes = Sizes(calibration=calls, episodes=episodes, timed=timed)
     folder = out or Path("runs", "compare-smoke" if smoke else "compare", task, name)
-    study = Certified(found, name, folder, sizes, tolerance=tolerance, risk=risk, seed=seed)
+    study = Certified(
+        found, name, folder, sizes, tolerance=tolerance, risk=risk, seed=seed, workers=workers
+    )
     if smoke:
         study.shrink()
     certificate = study.certify()

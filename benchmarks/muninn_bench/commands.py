@@ -103,6 +103,7 @@ def frontier(
     certify: Annotated[int, typer.Option(help="Calls to certify on.")] = 1024,
     test: Annotated[int, typer.Option(help="Calls to test on.")] = 2048,
     seed: Seed = 0,
+    workers: Crew = "1",
     smoke: Smoke = False,
     merge: Annotated[
         bool, typer.Option("--merge", help="Merge run folders into results/frontier instead.")
@@ -128,6 +129,7 @@ def frontier(
         tolerances=[5.0 * found.tolerance] if smoke else None,
         names=method or (study.OURS, *study.ALTERNATIVES[: 1 if smoke else None]),
         seed=seed,
+        workers=workers,
     )
     tell(study.summary(lines))
 

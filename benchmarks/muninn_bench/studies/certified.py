@@ -18,6 +18,7 @@ from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.tune import tune
 from muninn.errors import InputError
 from muninn.files import write_whole
+from muninn.parallel import Workers
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
 from muninn.programs.spacing import spread_steps
@@ -63,6 +64,7 @@ class Certified:
         risk: share of calls that may exceed it.
         seed: of problems, noise and splits.
         family: frozen programs; tuned anew if None.
+        workers: who measures programs while the planner is certified.
         progress: show progress bars.
     """
 
@@ -77,11 +79,13 @@ class Certified:
         risk: float = 0.05,
         seed: int = 0,
         family: Family | None = None,
+        workers: Workers = None,
         progress: bool = True,
     ) -> None:
         self.task, self.variant, self.out, self.sizes = task, variant, out, sizes
         self.tolerance = task.tolerance if tolerance is None else tolerance
         self.risk, self.seed, self.family, self.progress = risk, seed, family, progress
+        self.workers = workers
         self.planner = task.planner(variant)
         self.metric: str | Metric = task.metric(variant)
         self.measure: Metric = resolve(self.metric)[1]
@@ -168,6 +172,7 @@ class Certified:
             seed=self.seed,
             batch_size=50,
             resume=journal,
+            workers=self.workers,
             progress=self.progress,
         )
         certificate.save(path)

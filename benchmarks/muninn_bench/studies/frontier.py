@@ -33,7 +33,7 @@ from muninn.files import write_whole
 from muninn.identity.digest import digest
 from muninn.model.planner import Planner
 from muninn.model.solvers import ddpm
-from muninn.parallel import Map
+from muninn.parallel import Map, Workers, workers_of
 from muninn.programs.methods import methods
 from muninn.programs.plan import AnyProgram, Family
 from muninn.progress import Task as Bars
@@ -94,11 +94,12 @@ class Rescaled(Frontier):
         share: float,
         journal: Journal,
         advance: Callable[[int], None],
+        workers: Map,
         group: str | None,
         first: Frontier | None,
     ) -> None:
         groups = None if group is None else {group}
-        super().__init__(paired, 1.0, share, journal, advance, groups=groups)
+        super().__init__(paired, 1.0, share, journal, advance, workers, groups=groups)
         if first is not None:
             self.share_with(first)
 
@@ -174,13 +175,15 @@ def run_frontier(
     tolerances: Sequence[float] | None = None,
     names: Sequence[str] = (OURS, *ALTERNATIVES),
     seed: int = 0,
+    workers: Workers = None,
     progress: bool = True,
 ) -> list[dict[str, Any]]:
     """The lines of ``cells.csv``: for every method and tolerance what is certified, tested.
 
     Everything but the simulator runs on the device. The sampler is ``ddpm``, or the task's own if
     None; tolerances are the task's if None; of the named methods those are taken that the sampler
-    has; the seed is of problems and noise.
+    has; the seed is of problems and noise. Workers try and measure programs, tables are fitted
+    here.
     """
     parts = contexts_of(task, variant, sizes, folder, seed)
     planner = planner_of(task, variant, sampler, device)
@@ -213,10 +216,11 @@ def run_frontier(
     done = {(line["method"], line["tolerance"]) for line in lines}
     groups = {method.group for method in methods(planner.sampler).values()}
     first: Frontier | None = None
-    with bars(progress) as bar:
+    with workers_of(workers, planner.device) as crew, bars(progress) as bar:
         for name in (name for name in names if name == OURS or name in groups):
             advance, group = bar(f"tune {name}: programs", None), None if name == OURS else name
-            frontier = Rescaled(tune, allowed / certify.count, journal, advance, group, first)
+            share = allowed / certify.count
+            frontier = Rescaled(tune, share, journal, advance, crew, group, first)
             for tolerance in limits:
                 if (name, tolerance) in done:
                     continue
