@@ -66,7 +66,7 @@ def roll_out(
             plans, record = run(contexts, noise)
             apart = None
             if shadow is not None:
-                apart = measure(shadow[1], shadow[0](contexts, noise)[0], plans)
+                apart = measure(shadow[1], shadow[0](contexts, noise)[0], plans, contexts)
             for row, number in enumerate(running):
                 drive = drives[number]
                 drive.contexts.append(contexts[row : row + 1])
