@@ -210,12 +210,15 @@ def data(
     count: Annotated[int | None, typer.Option(help="Runs; the task's own number if left out.")] = (
         None
     ),
+    source: Annotated[
+        Path | None, typer.Option(help="A file of others that the data is made from.")
+    ] = None,
     workers: Crew = "2",
     seed: Seed = 0,
 ) -> None:
     """Make the data that a task's planners are trained on; resumes where it was interrupted."""
     path = out or Path(f"data/{task}.npz")
-    _trainable(task).make_data(path, count, seed, workers)
+    _trainable(task).make_data(path, count, seed, workers, source)
     console.print(f"wrote {path}")
 
 

@@ -135,8 +135,18 @@ class Timed(Protocol):
 class Trainable(Protocol):
     """The project can make the task's data and train its planners."""
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: Workers) -> None:
-        """Write the data file, ``count`` runs or as many as the planners were trained on."""
+    def make_data(
+        self,
+        path: Path,
+        count: int | None,
+        seed: int,
+        workers: Workers,
+        source: Path | None = None,
+    ) -> None:
+        """Write the data file, ``count`` runs or as many as the planners were trained on.
+
+        The ``source`` is a file of others that some data is made from.
+        """
         ...
 
     def training(self, variant: str, out: Path) -> Training:
