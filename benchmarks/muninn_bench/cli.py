@@ -30,6 +30,7 @@ from muninn_bench.commands import (
 )
 from muninn_bench.report.table import print_table
 from muninn_bench.studies.closed_loop.command import fly
+from muninn_bench.studies.score import score
 
 app = typer.Typer(
     help="Muninn's worlds, teachers and studies; raw numbers go to results/.",
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 for _study in (
     fly, ablate, frontier, monitor, coverage, outcomes, outcome_coverage, latency, checks, soak,
+    score,
 ):  # fmt: skip
     app.command()(_study)
 

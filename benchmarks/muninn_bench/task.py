@@ -159,6 +159,15 @@ class Trainable(Protocol):
 
 
 @runtime_checkable
+class Guided(Protocol):
+    """Its planners are guided, by returns for instance."""
+
+    def guided(self, scale: float) -> Task:
+        """The same task with another scale of guidance; 0 is none."""
+        ...
+
+
+@runtime_checkable
 class OwnCalls(Protocol):
     """Users call a framework's object, not a planner: single calls are timed through it."""
 

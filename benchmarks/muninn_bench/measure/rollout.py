@@ -46,6 +46,7 @@ def roll_out(
     seed: int,
     world: int = 0,
     shadow: tuple[Run, Metric] | None = None,
+    lanes: int = LANES,
     advance: Callable[[int], None] = lambda episodes: None,
 ) -> list[Drive]:
     """Episodes 0 to ``count`` of a stream, driven by a method.
@@ -56,8 +57,8 @@ def roll_out(
     are not executed.
     """
     planner, drives = task.planner(variant), [Drive() for _ in range(count)]
-    for first in range(0, count, LANES):
-        numbers = range(first, min(first + LANES, count))
+    for first in range(0, count, lanes):
+        numbers = range(first, min(first + lanes, count))
         episodes = {number: task.begin(variant, stream, number, world) for number in numbers}
         call, running = 0, list(numbers)
         while running:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -152,6 +152,18 @@ class ControlTask:
         # The simulator takes 31 bits.
         drawn = call_seed(seed, stream, number) % 2**31
         return ControlEpisode(self, self.policy(variant), drawn)
+
+    def guided(self, scale: float) -> ControlTask:
+        """The same task with another scale of guidance; planners without one stay as they are."""
+
+        def changed(taught: Taught) -> Taught:
+            recipe: Any = taught.recipe
+            if hasattr(recipe, "scale"):
+                recipe = replace(recipe, scale=scale)
+            return replace(taught, recipe=recipe)
+
+        taught = {name: changed(taught) for name, taught in self.taught.items()}
+        return replace(self, taught=taught)
 
     def policy(self, variant: str) -> Policy:
         """The trained planner, with its way into the world.
