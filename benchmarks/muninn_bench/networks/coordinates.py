@@ -43,8 +43,8 @@ class Coordinates:
         return self.low[:count].to(values.device), self.high[:count].to(values.device)
 
 
-LEAST_HALF_WIDTH = 1e-3
-"""Of the range of a channel, in world units: a channel that never moves would divide by zero."""
+LEAST_HALF_WIDTH = 0.01
+"""Of the range of a channel, in world units: one that never moves would be nothing but noise."""
 
 
 def range_coordinates(frames: Tensor) -> Coordinates:

@@ -25,6 +25,9 @@ from muninn_bench.networks.mlp import Mlp
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.planners.policy import Policy, inpaint_start
 
+CLIP = 1.0
+"""Bound on clean plans, and on what is told of an observation: the range of the data."""
+
 LABEL_CHANNELS = 2
 """Of the label, and whether there is one."""
 
@@ -107,7 +110,7 @@ class DecisionDiffuser:
     def policy(self, agent: Agent) -> Policy:
         """The inverse dynamics of the first planned states are executed."""
         plan, inverse = agent.networks["plan"], agent.networks["inverse"]
-        sampler = ddim(Schedule.cosine(self.steps), kind="epsilon", clip=1.0)
+        sampler = ddim(Schedule.cosine(self.steps), kind="epsilon", clip=CLIP)
         denoiser = LabelledDenoiser(plan, agent.numbers["wanted"])
         planner = Planner(
             ClassifierFreeGuidance(denoiser, no_label, self.scale),
@@ -117,9 +120,8 @@ class DecisionDiffuser:
             device=next(plan.parameters()).device,
         )
         view = partial(first_states, self.executed)
-        return Policy(
-            planner, agent.coordinates, self.observation, partial(_read, inverse, view), view
-        )
+        read = partial(_read, inverse, view)
+        return Policy(planner, agent.coordinates, self.observation, read, view, CLIP)
 
 
 def first_states(executed: int, plans: Tensor) -> Tensor:

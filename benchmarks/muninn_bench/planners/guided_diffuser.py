@@ -26,6 +26,9 @@ from muninn_bench.networks.value import PlanValue
 from muninn_bench.planners.diffuser import InpaintedDenoiser
 from muninn_bench.planners.policy import Policy, inpaint_start
 
+CLIP = 1.0
+"""Bound on clean plans, and on what is told of an observation: the range of the data."""
+
 
 class PosteriorValue(nn.Module):
     """The estimated return, weighted so that DDPM's mean would move by its posterior variance.
@@ -100,7 +103,7 @@ class GuidedDiffuser:
         plan, value = networks["plan"], networks["value"]
         assert isinstance(plan, TemporalUnet) and isinstance(value, PlanValue)
         schedule = Schedule.cosine(self.steps)
-        sampler = ddim(schedule, kind="epsilon", clip=1.0)
+        sampler = ddim(schedule, kind="epsilon", clip=CLIP)
         weight = next(plan.parameters())
         objective = PosteriorValue(value, schedule)
         return Planner(
@@ -116,7 +119,7 @@ class GuidedDiffuser:
         view = partial(first_actions, self.executed, self.observation)
         read = partial(_read, view)
         planner = self.guided(agent.networks)
-        return Policy(planner, agent.coordinates, self.observation, read, view)
+        return Policy(planner, agent.coordinates, self.observation, read, view, CLIP)
 
 
 def first_actions(executed: int, observation: int, plans: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ class Policy:
         observation: how many channels it has.
         read: the actions that plans mean, normalised.
         view: the part of plans that ``read`` looks at, where that is an affine function of them.
+        bound: on normalised observations. What the data never showed, a kitchen knob that was
+            always still, would otherwise be told as a number that no network has seen.
     """
 
     planner: Planner
@@ -37,11 +39,13 @@ class Policy:
     observation: int
     read: Act
     view: Callable[[Tensor], Tensor] | None = None
+    bound: float | None = None
 
     def context(self, observation: FloatArray) -> Tensor:
         """What the planner is told, (1, observation)."""
         seen = torch.from_numpy(observation).float()[None]
-        return self.coordinates.normalise(seen)
+        told = self.coordinates.normalise(seen)
+        return told if self.bound is None else told.clamp(-self.bound, self.bound)
 
     def act(self, plans: Tensor, contexts: Tensor) -> Tensor:
         """Actions (batch, executed, action) of plans, as the world takes them: within [-1, 1].

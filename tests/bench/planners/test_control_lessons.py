@@ -78,6 +78,12 @@ def test_a_channel_that_never_moves_has_coordinates() -> None:
     torch.testing.assert_close(values, expected, atol=1e-4, rtol=0.0)
 
 
+def test_an_observation_beyond_the_data_is_told_as_its_edge() -> None:
+    far = np.array([9.0, -9.0, 0.5, 0.0])
+    assert cases.policy("diffuser").context(far).tolist() == [[1.0, -1.0, 0.5, 0.0]]
+    assert cases.policy("diffusion-ql").context(far).tolist() == [[9.0, -9.0, 0.5, 0.0]]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_teacher_is_trained_saved_and_read(name: str, tmp_path: Path) -> None:
     path = train(cases.lesson(name), cases.settings(tmp_path))
