@@ -6,7 +6,7 @@ Studies are functions of a task. What only some tasks can do is a protocol of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -155,6 +155,15 @@ class Trainable(Protocol):
 
     def lesson(self, variant: str, data: Path, settings: Training) -> Lesson:
         """What is learned from a data file."""
+        ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """Episodes side by side carry out their plans together: faster than one by one."""
+
+    def follow_all(self, episodes: Sequence[Any], plans: Tensor) -> None:
+        """:meth:`Episode.follow` of each episode, of plans (episodes, horizon, dim) anywhere."""
         ...
 
 

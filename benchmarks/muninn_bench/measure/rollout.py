@@ -12,7 +12,7 @@ from torch import Tensor
 from muninn.certify.metrics import Metric, measure
 from muninn.certify.paired import call_seed
 from muninn_bench.measure.protocol import Run
-from muninn_bench.task import Result, Stream, Task
+from muninn_bench.task import Result, Stream, Task, Together
 
 LANES = 50
 """Episodes that run side by side."""
@@ -74,7 +74,11 @@ def roll_out(
                 drive.evaluations.append(int(record.evaluations[row]))
                 if apart is not None:
                     drive.deviation.append(float(apart[row]))
-                episodes[number].follow(plans[row])
+            if isinstance(task, Together):
+                task.follow_all([episodes[number] for number in running], plans)
+            else:
+                for number, plan in zip(running, plans.cpu(), strict=True):
+                    episodes[number].follow(plan)
             running = [number for number in running if not episodes[number].done]
             call += 1
         for number, episode in episodes.items():

@@ -23,7 +23,7 @@ from muninn_bench.networks.agent import Agent
 from muninn_bench.networks.coordinates import Coordinates, range_coordinates
 from muninn_bench.networks.mlp import Mlp
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
-from muninn_bench.planners.policy import Policy, inpaint_start
+from muninn_bench.planners.policy import Policy, beside, inpaint_start
 
 CLIP = 1.0
 """Bound on clean plans, and on what is told of an observation: the range of the data."""
@@ -136,6 +136,5 @@ def between(states: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _read(inverse: nn.Module, view: partial[Tensor], plans: Tensor, contexts: Tensor) -> Tensor:
-    weight = next(inverse.parameters())
-    found: Tensor = inverse(between(view(plans)).to(weight.device, weight.dtype))
-    return found.to(plans.device)
+    found: Tensor = beside(inverse, plans)(between(view(plans)))
+    return found

@@ -24,7 +24,7 @@ from muninn.model.solvers import ddpm
 from muninn_bench.networks.agent import Agent
 from muninn_bench.networks.coordinates import Coordinates, joined, standard_coordinates
 from muninn_bench.networks.mlp import ActionDenoiser, TwinCritic
-from muninn_bench.planners.policy import Policy
+from muninn_bench.planners.policy import Policy, beside
 
 _LEAST, _MOST = 0.1, 10.0
 """Rates of the variance-preserving process (Song et al. 2021), as Diffusion-QL's code has them."""
@@ -106,13 +106,12 @@ def chosen(critic: nn.Module, plans: Tensor, contexts: Tensor) -> Tensor:
     Raises:
         InputError: the critic returns a value that is not finite.
     """
-    weight = next(critic.parameters())
-    actions, told = (given.to(weight.device, weight.dtype) for given in (plans, contexts))
-    worth: Tensor = critic(told[:, None].expand(-1, plans.shape[1], -1), actions).amin(dim=0)
+    told = contexts[:, None].expand(-1, plans.shape[1], -1)
+    worth: Tensor = beside(critic, plans)(told, plans).amin(dim=0)
     if not torch.isfinite(worth).all():
         raise InputError(
             "the critic returned a value that is not finite, so that no candidate is the best; "
             "train it again, with a lower learning rate"
         )
-    best = worth.argmax(dim=1).to(plans.device)
+    best = worth.argmax(dim=1)
     return plans[torch.arange(len(plans), device=plans.device), best][:, None]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import torch
@@ -53,7 +55,8 @@ class Policy:
         Raises:
             InputError: an action is not finite.
         """
-        found = self.coordinates.after(self.observation).unnormalise(self.read(plans, contexts))
+        read = self.read(plans, contexts.to(plans.device))
+        found = self.coordinates.after(self.observation).unnormalise(read)
         if not torch.isfinite(found).all():
             raise InputError(
                 "a plan gives an action that is not finite; check the weights of the planner and "
@@ -111,6 +114,17 @@ class Recipe(Protocol):
 
     def policy(self, agent: Agent) -> Policy:
         """The policy of trained networks."""
+
+
+def beside(network: nn.Module, plans: Tensor) -> nn.Module:
+    """The network where plans are; it is copied once a device."""
+    own = next(network.parameters()).device
+    return network if own == plans.device else _copied(network, plans.device)
+
+
+@lru_cache(maxsize=32)
+def _copied(network: nn.Module, device: torch.device) -> nn.Module:
+    return copy.deepcopy(network).to(device)
 
 
 def inpaint_start(x: Tensor, context: Tensor) -> Tensor:

@@ -26,15 +26,14 @@ from muninn_bench.task import Guided, Stream, Task
 
 
 def on_device(planner: Planner, device: str) -> Run:
-    """Full compute on a device, of contexts and noise from the CPU; plans come back to it."""
+    """Full compute on a device, of contexts and noise from the CPU; plans stay there."""
     there = moved(planner, device)
     run = plain(there)
 
     def sent(context: Context, noise: Noise) -> tuple[Any, Record]:
         draws = {step: draw.to(there.device) for step, draw in noise.steps.items()}
         drawn = replace(noise, initial=noise.initial.to(there.device), steps=draws)
-        plans, record = run(context.to(there.device), drawn)
-        return plans.cpu(), record
+        return run(context.to(there.device), drawn)
 
     return sent
 

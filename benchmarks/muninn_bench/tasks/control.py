@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -58,7 +58,7 @@ class ControlEpisode:
     """One run; see :class:`muninn_bench.task.Episode`."""
 
     def __init__(self, task: ControlTask, policy: Policy, seed: int) -> None:
-        self._task, self._policy = task, policy
+        self._task, self.policy = task, policy
         self._world = task.idle.pop() if task.idle else task.world()
         self._observation = self._world.reset(seed)
         self._total, self._steps = 0.0, 0
@@ -66,12 +66,15 @@ class ControlEpisode:
 
     def context(self) -> Tensor:
         """The observation, normalised, (1, observation)."""
-        return self._policy.context(self._observation)
+        return self.policy.context(self._observation)
 
     def follow(self, plan: Tensor) -> None:
         """Carry out the executed actions of a plan, until the episode is over."""
-        actions = self._policy.act(plan[None].cpu(), self.context())[0]
-        for action in actions.double().numpy():
+        self.take(self.policy.act(plan[None].cpu(), self.context())[0].double().numpy())
+
+    def take(self, actions: FloatArray) -> None:
+        """Take actions (executed, action), until the episode is over."""
+        for action in actions:
             self._observation, reward, self.done = self._world.step(action)
             self._total += reward
             self._steps += 1
@@ -152,6 +155,13 @@ class ControlTask:
         # The simulator takes 31 bits.
         drawn = call_seed(seed, stream, number) % 2**31
         return ControlEpisode(self, self.policy(variant), drawn)
+
+    def follow_all(self, episodes: Sequence[ControlEpisode], plans: Tensor) -> None:
+        """Carry out plans of episodes of one variant; a critic chooses for all of them at once."""
+        contexts = torch.cat([episode.context() for episode in episodes])
+        actions = episodes[0].policy.act(plans, contexts).double().cpu().numpy()
+        for episode, own in zip(episodes, actions, strict=True):
+            episode.take(own)
 
     def guided(self, scale: float) -> ControlTask:
         """The same task with another scale of guidance; planners without one stay as they are."""

@@ -239,6 +239,21 @@ def test_episodes_in_lock_step_are_those_alone(name: str, lines: ControlTask) ->
         assert drive.result.success == (drive.result.figures["steps"] == 6.0)
 
 
+@pytest.mark.parametrize("name", list(cases.RECIPES))
+def test_following_together_is_following_one_by_one(name: str, lines: ControlTask) -> None:
+    planner = lines.planner(name)
+    together, apart = (
+        [lines.begin(name, Stream.TEST, number) for number in range(3)] for _ in range(2)
+    )
+    contexts = torch.cat([episode.context() for episode in together])
+    plans = planner.sample(contexts, noise=planner.draw_noise(seeds=range(3)))
+    lines.follow_all(together, plans)
+    for episode, other, plan in zip(together, apart, plans, strict=True):
+        other.follow(plan)
+        torch.testing.assert_close(episode.context(), other.context())
+        assert (episode.done, episode.time) == (other.done, other.time)
+
+
 def test_an_episode_may_end_at_its_first_step_and_its_world_is_used_again(
     lines: ControlTask,
 ) -> None:
