@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import control_cases as cases
 import pytest
 import torch
 
+import control_cases as cases
 from muninn_bench.networks.agent import load_agent
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.networks.trainer import train
