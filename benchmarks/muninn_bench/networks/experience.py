@@ -28,6 +28,7 @@ class Transitions(NamedTuple):
     reward: Tensor  # (batch,)
     after: Tensor  # the next observation
     goes_on: Tensor  # (batch,): 0 where the episode is over, else 1
+    returns: Tensor  # (batch,): discounted rewards from here on
 
 
 class Experience:
@@ -103,6 +104,7 @@ class Experience:
             self._rewards[now],
             self._frames[after, : self.observation],
             1.0 - over.float(),
+            self._returns[now],
         )
 
     def return_range(self, share: float) -> tuple[float, float, float]:

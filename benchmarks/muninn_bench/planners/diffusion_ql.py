@@ -60,6 +60,8 @@ class DiffusionQL:
         candidates: actions of one call, of which the critic chooses one.
         width: of all hidden layers.
         preference: weight of the critic in the actor's loss, ``eta`` of the original.
+        cloning: share of the training before any preference: the actor learns recorded actions, the
+            critics the returns that followed them.
     """
 
     observation: int
@@ -69,6 +71,7 @@ class DiffusionQL:
     width: int = 256
     discount: float = 0.99
     preference: float = 1.0
+    cloning: float = 0.2
     horizon: int = 1
     planner: ClassVar[str] = "diffusion-ql"
 

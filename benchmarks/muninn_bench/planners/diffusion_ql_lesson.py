@@ -1,7 +1,8 @@
 """What Diffusion-QL learns: recorded actions, and to prefer those that the critics hold for good.
 
 The averaged weights are the target networks: of the critics, and of the actor whose actions the
-critics are asked about.
+critics are asked about. The original starts both from nothing and needs a million small steps;
+here critics begin with the returns of the data, so that few large steps do.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class DiffusionQLLesson(AgentLesson):
         scale = REWARD / max(self._experience.mean_reward(), 1e-6)
         self._numbers = {"reward_scale": scale}
         self._target: Any = self.network
+        self._cloning = True
 
     def trail(self, average: nn.Module, spent: float) -> None:
-        """Take the averaged weights as target networks."""
-        self._target = average
+        """Take the averaged weights as target networks; end the cloning when it is time."""
+        self._target, self._cloning = average, spent < self._recipe_ql.cloning
 
     def batch(self, count: int, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Transitions, noise and timesteps of their actions, and the noise of two calls."""
@@ -54,20 +56,24 @@ class DiffusionQLLesson(AgentLesson):
         return self._drawn(self._held_out, CHECKED, generator)
 
     def loss(self, network: Any, *batch: Tensor) -> Tensor:
-        """Bellman errors of both critics, the noise of recorded actions, less the preference.
+        """Errors of both critics, the error of the noise of recorded actions, less the preference.
 
         The preference is the critics' mean value of actions that the actor draws now, over its
         size (equation 3 and section 4 of the paper); the gradient goes through every sampler step.
         """
-        seen, action, reward, after, goes_on, noise, t, *draws = batch
-        recipe = self._recipe_ql
-        with torch.no_grad():
-            then = draw_actions(self._target["actor"], self._sampler, after, draws[0])
-            worth = self._target["critic"](after, then[:, 0]).amin(dim=0)
-            aim = self._numbers["reward_scale"] * reward + recipe.discount * goes_on * worth
+        seen, action, reward, after, goes_on, returns, noise, t, *draws = batch
+        recipe, scale = self._recipe_ql, self._numbers["reward_scale"]
+        aim = scale * returns
+        if not self._cloning:
+            with torch.no_grad():
+                then = draw_actions(self._target["actor"], self._sampler, after, draws[0])
+                worth = self._target["critic"](after, then[:, 0]).amin(dim=0)
+                aim = scale * reward + recipe.discount * goes_on * worth
         bellman: Tensor = (network["critic"](seen, action) - aim).square().mean(dim=1).sum()
         noisy = self._hidden.noisy(action[:, None], noise, t)
         cloned: Tensor = (network["actor"](noisy, t, seen) - noise).square().mean()
+        if self._cloning:
+            return bellman + cloned
         now = draw_actions(network["actor"], self._sampler, seen, draws[1])
         # The critics judge here and do not learn: their weights are constants.
         fixed = {name: each.detach() for name, each in network["critic"].named_parameters()}
