@@ -37,9 +37,12 @@ class ActionDenoiser(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, observation: Tensor) -> Tensor:
         """Noise of actions ``(batch, candidates, action)``; observations are (batch, channels)."""
-        told = torch.cat([self.time(t), observation], dim=-1)
-        told = told[:, None].expand(-1, x.shape[1], -1)
-        noise: Tensor = self.layers(torch.cat([x, told], dim=-1))
+        return self.at(x, self.time(t), observation)
+
+    def at(self, x: Tensor, time: Tensor, observation: Tensor) -> Tensor:
+        """The same for times that are embedded already, (batch, width)."""
+        told = [part[:, None].expand(-1, x.shape[1], -1) for part in (time, observation)]
+        noise: Tensor = self.layers(torch.cat([x, *told], dim=-1))
         return noise
 
 

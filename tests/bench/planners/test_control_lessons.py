@@ -186,7 +186,7 @@ def test_the_actor_draws_what_the_planner_samples() -> None:
     context = torch.rand(2, cases.OBSERVATION)
     draws = torch.stack([noise.initial, *noise.steps.values()])
     found = draw_actions(agent.networks["actor"], recipe.sampler(), context, draws)
-    assert torch.equal(found, policy.planner.sample(context, noise=noise))
+    torch.testing.assert_close(found, policy.planner.sample(context, noise=noise))
 
 
 def test_diffusion_ql_prefers_the_rewarded_of_two_actions(tmp_path: Path) -> None:
