@@ -29,6 +29,7 @@ class Transitions(NamedTuple):
     after: Tensor  # the next observation
     goes_on: Tensor  # (batch,): 0 where the episode is over, else 1
     returns: Tensor  # (batch,): discounted rewards from here on
+    place: Tensor  # (batch,): the frame of the next observation, of those of ``observations``
 
 
 class Experience:
@@ -105,7 +106,13 @@ class Experience:
             self._frames[after, : self.observation],
             1.0 - over.float(),
             self._returns[now],
+            after,
         )
+
+    @property
+    def observations(self) -> Tensor:
+        """Of all frames, (frames, observation)."""
+        return self._frames[:, : self.observation]
 
     def return_range(self, share: float) -> tuple[float, float, float]:
         """Mean and standard deviation of returns, and the return that ``share`` are below."""

@@ -39,6 +39,10 @@ class Hidden:
         """Clean values hidden in noise."""
         return self.signal[t][:, None, None] * clean + self.spread[t][:, None, None] * noise
 
+    def clean(self, noisy: Tensor, noise: Tensor, t: Tensor) -> Tensor:
+        """The clean values that noisy ones and their noise imply."""
+        return (noisy - self.spread[t][:, None, None] * noise) / self.signal[t][:, None, None]
+
 
 class AgentLesson:
     """The common part of a :class:`muninn_bench.networks.trainer.Lesson` of a policy.

@@ -126,7 +126,7 @@ SETTINGS: Mapping[str, Any] = {
 """Of the U-Nets: 16M windows. The time ends a training on a GPU that is shared."""
 
 CRITIC_SETTINGS: Mapping[str, Any] = {
-    "minutes": 5.5, "steps": 30_000, "batch": 4096, "learning_rate": 3e-4, "averaging": 0.995,
+    "minutes": 5.5, "steps": 120_000, "batch": 2048, "learning_rate": 3e-4, "averaging": 0.995,
     "weight_decay": 0.0, "betas": (0.9, 0.999), "fast": False,
 }  # fmt: skip
 """Of Diffusion-QL. The average is its target network, whose rate is the original's .005; values are
