@@ -17,7 +17,8 @@ from muninn_bench.networks.coordinates import Coordinates, range_coordinates
 from muninn_bench.networks.experience import Experience, discounted
 from muninn_bench.networks.runs import Runs, load_runs, save_runs
 from muninn_bench.networks.trainer import train
-from muninn_bench.planners.diffusion_ql import DiffusionQL
+from muninn_bench.planners.agent_lesson import Hidden
+from muninn_bench.planners.diffusion_ql import DiffusionQL, vp_schedule
 from muninn_bench.planners.diffusion_ql_lesson import DiffusionQLLesson, draw_actions
 
 CPU = torch.device("cpu")
@@ -187,6 +188,27 @@ def test_the_actor_draws_what_the_planner_samples() -> None:
     draws = torch.stack([noise.initial, *noise.steps.values()])
     found = draw_actions(agent.networks["actor"], recipe.sampler(), context, draws)
     torch.testing.assert_close(found, policy.planner.sample(context, noise=noise))
+
+
+def test_targets_ask_about_the_actions_of_the_averaged_actor() -> None:
+    lesson = cases.lesson("diffusion-ql")
+    assert isinstance(lesson, DiffusionQLLesson)
+    generator = torch.Generator().manual_seed(0)
+    lesson.trail(lesson.network, 0.1)
+    assert not lesson.batch(8, generator)[7].any(), "critics learn returns while the actor clones"
+    lesson.trail(lesson.network, 0.3)
+    *_, place, then, _, _ = lesson.batch(8, generator)
+    found = lesson._next
+    assert torch.equal(then, found[place]) and found.std() > 0.1
+    lesson.trail(lesson.network, 0.4)
+    assert lesson._next is found, "drawn again only after many steps"
+
+
+def test_a_clean_action_is_what_noise_and_noisy_action_imply() -> None:
+    hidden = Hidden(vp_schedule(10), CPU)
+    clean, generator = torch.rand(6, 1, 2), torch.Generator().manual_seed(0)
+    noise, t = hidden.draw(clean, generator)
+    torch.testing.assert_close(hidden.clean(hidden.noisy(clean, noise, t), noise, t), clean)
 
 
 def test_diffusion_ql_prefers_the_rewarded_of_two_actions(tmp_path: Path) -> None:
