@@ -30,11 +30,13 @@ from muninn_bench.commands import (
 )
 from muninn_bench.report.table import print_table
 from muninn_bench.studies.closed_loop.command import fly
+from muninn_bench.studies.score import score
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.callback(help="Muninn's worlds, teachers and studies; raw numbers go to results/.")(options)
 for _study in (
     fly, ablate, frontier, monitor, coverage, outcomes, outcome_coverage, latency, checks, soak,
+    score,
 ):  # fmt: skip
     app.command()(_study)
 
@@ -210,12 +212,15 @@ def data(
     count: Annotated[int | None, typer.Option(help="Runs; the task's own number if left out.")] = (
         None
     ),
+    source: Annotated[
+        Path | None, typer.Option(help="A file of others that the data is made from.")
+    ] = None,
     workers: Crew = "2",
     seed: Seed = 0,
 ) -> None:
     """Make the data that a task's planners are trained on; resumes where it was interrupted."""
     path = out or Path(f"data/{task}.npz")
-    _trainable(task).make_data(path, count, seed, workers)
+    _trainable(task).make_data(path, count, seed, workers, source)
     console.print(f"wrote {path}")
 
 

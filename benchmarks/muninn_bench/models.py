@@ -7,8 +7,10 @@ from pathlib import Path
 from muninn.errors import InputError
 
 
-def model_file(name: str) -> Path:
+def model_file(name: str, variant: str | None = None) -> Path:
     """The file ``models/NAME``, looked for in the working directory, the package, the checkout.
+
+    The ``variant`` is the one to train if there is none.
 
     Raises:
         InputError: it is in none of them.
@@ -19,5 +21,6 @@ def model_file(name: str) -> Path:
             return folder / name
     raise InputError(
         f"models/{name} was not found; run from the project's root, or train it with "
-        f"`muninn-bench train --task {Path(name).parts[0]}`"
+        f"`muninn-bench train --task {Path(name).parts[0]}"
+        f"{f' --variant {variant}' if variant else ''}`"
     )

@@ -6,7 +6,7 @@ Studies are functions of a task. What only some tasks can do is a protocol of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -135,8 +135,18 @@ class Timed(Protocol):
 class Trainable(Protocol):
     """The project can make the task's data and train its planners."""
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: Workers) -> None:
-        """Write the data file, ``count`` runs or as many as the planners were trained on."""
+    def make_data(
+        self,
+        path: Path,
+        count: int | None,
+        seed: int,
+        workers: Workers,
+        source: Path | None = None,
+    ) -> None:
+        """Write the data file, ``count`` runs or as many as the planners were trained on.
+
+        The ``source`` is a file of others that some data is made from.
+        """
         ...
 
     def training(self, variant: str, out: Path) -> Training:
@@ -145,6 +155,24 @@ class Trainable(Protocol):
 
     def lesson(self, variant: str, data: Path, settings: Training) -> Lesson:
         """What is learned from a data file."""
+        ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """Episodes side by side carry out their plans together: faster than one by one."""
+
+    def follow_all(self, episodes: Sequence[Any], plans: Tensor) -> None:
+        """:meth:`Episode.follow` of each episode, of plans (episodes, horizon, dim) anywhere."""
+        ...
+
+
+@runtime_checkable
+class Guided(Protocol):
+    """Its planners are guided, by returns for instance."""
+
+    def guided(self, scale: float) -> Task:
+        """The same task with another scale of guidance; 0 is none."""
         ...
 
 

@@ -19,7 +19,19 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "benchmarks" / "muninn_bench" / "tasks"
 
 
+UNTRAINED = {"halfcheetah", "hopper", "kitchen", "walker2d"}
+"""Tasks whose weights are not there yet; to be emptied as they come."""
+
+
 @pytest.fixture(params=registry.names())
+def described(request: pytest.FixtureRequest) -> Task:
+    try:
+        return registry.find_task(request.param)
+    except InputError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=sorted({*registry.names()} - UNTRAINED))
 def task(request: pytest.FixtureRequest) -> Task:
     try:
         return registry.find_task(request.param)
@@ -33,7 +45,17 @@ def test_the_registry_finds_the_folders_and_refuses_other_names() -> None:
         registry.find_task("maze3d")
 
 
-def test_a_task_says_what_it_is(task: Task) -> None:
+@pytest.mark.parametrize("name", sorted(UNTRAINED))
+def test_a_task_without_weights_says_how_to_train_them(name: str) -> None:
+    task = registry.find_task(name)
+    for variant in task.variants:
+        command = f"muninn-bench train --task {name} --variant {variant}`"
+        with pytest.raises(InputError, match=f"was not found.*{command}"):
+            task.begin(variant, Stream.TEST, 0)
+
+
+def test_a_task_says_what_it_is(described: Task) -> None:
+    task = described
     assert (FOLDERS / task.name / "task.py").is_file()
     card = (FOLDERS / task.name / "CARD.md").read_text()
     assert f"muninn-bench compare --task {task.name}" in card
@@ -79,8 +101,8 @@ def test_plans_fit_the_world_and_their_metric_is_finite(task: Task) -> None:
             ends.append((episode.done, episode.time, plan))
         assert ends[0][:2] == ends[1][:2] and torch.equal(ends[0][2], ends[1][2])
         assert ends[0][0] or task.replans
-        assert measure(metric, plan, plan).tolist() == [0.0]
-        (apart,) = measure(metric, plan, plan + 0.1 * torch.randn(plan.shape))
+        assert measure(metric, plan, plan, context).tolist() == [0.0]
+        (apart,) = measure(metric, plan, plan + 0.1 * torch.randn(plan.shape), context)
         assert 0.0 < apart < math.inf
         if isinstance(task, Drawable):
             assert task.positions(variant, plan).shape == (1, planner.shape[0], 2)
@@ -95,14 +117,15 @@ def test_an_episode_that_is_over_has_a_result(task: Task) -> None:
         noise = planner.draw_noise(seeds=[calls])
         episode.follow(sample(episode.context(), noise=noise)[0])
         calls += 1
-        assert calls < 1000
+        assert calls <= 1000
     result = episode.result()
     assert result.success is not None or result.score is not None
     assert all(np.isfinite(list(result.figures.values())))
     assert task.replans or calls == 1
 
 
-def test_abilities_keep_their_promises(task: Task, tmp_path: Path) -> None:
+def test_abilities_keep_their_promises(described: Task, tmp_path: Path) -> None:
+    task = described
     if isinstance(task, Timed):
         platform = task.platform(task.variants[0])
         assert platform.period > 0.0 and platform.tolerance > 0.0

@@ -101,7 +101,8 @@ def plan_all(name: str, run: Run, paired: PairedCalls, bar: Bars) -> Outcomes:
     records, trajectories, deviations = [], [], []
     for calls in batches(paired, paired.count):
         trajectory, record = run(paired.contexts(calls), paired.noise(calls))
-        deviations.append(measure(paired.metric, paired.full(calls), trajectory))
+        context = paired.contexts(calls)
+        deviations.append(measure(paired.metric, paired.full(calls), trajectory, context))
         trajectories.append(trajectory.float().cpu().numpy())
         records.append(record)
         advance(len(calls))
@@ -144,12 +145,14 @@ def time_singles(
     turns = take_turns(runs, warm_up=WARM_UP, timed=timed, device=device, advance=advance)
     plans = [torch.cat([turn.result for turn in own]) for own in turns]
     full = plans[names.index("full")]
+    context = paired.contexts([call % paired.count for call in range(timed)])
     for outcome, own, plan in zip(outcomes, turns, plans, strict=True):
         outcome.seconds = np.array([turn.seconds for turn in own])
-        outcome.single_deviation = measure(paired.metric, full, plan)
+        outcome.single_deviation = measure(paired.metric, full, plan, context)
     # Full at batch 1 against Full in a batch: what rounding alone does.
     batched = paired.full([call % paired.count for call in range(timed)])
-    outcomes[names.index("full")].single_deviation = measure(paired.metric, batched, full)
+    rounding = measure(paired.metric, batched, full, context)
+    outcomes[names.index("full")].single_deviation = rounding
 
 
 def summarise(

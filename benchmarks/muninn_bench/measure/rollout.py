@@ -12,7 +12,7 @@ from torch import Tensor
 from muninn.certify.metrics import Metric, measure
 from muninn.certify.paired import call_seed
 from muninn_bench.measure.protocol import Run
-from muninn_bench.task import Result, Stream, Task
+from muninn_bench.task import Result, Stream, Task, Together
 
 LANES = 50
 """Episodes that run side by side."""
@@ -46,6 +46,7 @@ def roll_out(
     seed: int,
     world: int = 0,
     shadow: tuple[Run, Metric] | None = None,
+    lanes: int = LANES,
     advance: Callable[[int], None] = lambda episodes: None,
 ) -> list[Drive]:
     """Episodes 0 to ``count`` of a stream, driven by a method.
@@ -56,8 +57,8 @@ def roll_out(
     are not executed.
     """
     planner, drives = task.planner(variant), [Drive() for _ in range(count)]
-    for first in range(0, count, LANES):
-        numbers = range(first, min(first + LANES, count))
+    for first in range(0, count, lanes):
+        numbers = range(first, min(first + lanes, count))
         episodes = {number: task.begin(variant, stream, number, world) for number in numbers}
         call, running = 0, list(numbers)
         while running:
@@ -66,14 +67,18 @@ def roll_out(
             plans, record = run(contexts, noise)
             apart = None
             if shadow is not None:
-                apart = measure(shadow[1], shadow[0](contexts, noise)[0], plans)
+                apart = measure(shadow[1], shadow[0](contexts, noise)[0], plans, contexts)
             for row, number in enumerate(running):
                 drive = drives[number]
                 drive.contexts.append(contexts[row : row + 1])
                 drive.evaluations.append(int(record.evaluations[row]))
                 if apart is not None:
                     drive.deviation.append(float(apart[row]))
-                episodes[number].follow(plans[row])
+            if isinstance(task, Together):
+                task.follow_all([episodes[number] for number in running], plans)
+            else:
+                for number, plan in zip(running, plans.cpu(), strict=True):
+                    episodes[number].follow(plan)
             running = [number for number in running if not episodes[number].done]
             call += 1
         for number, episode in episodes.items():

@@ -63,11 +63,21 @@ def moved(planner: Planner, device: str) -> Planner:
     if torch.device(device).type == planner.device.type:
         return planner
     denoiser = copy.deepcopy(planner.denoiser)
-    for part in vars(denoiser).values():
-        if isinstance(part, nn.Module):
+    _move(denoiser, device)
+    return replace(planner, denoiser=denoiser, device=torch.device(device))
+
+
+def _move(denoiser: Any, device: str) -> None:
+    """Move the networks of a denoiser, and of the one that guidance wraps, in place."""
+    for name, part in list(vars(denoiser).items()):
+        if name == "objective" and isinstance(part, nn.Module):
+            use_matrix_products(part)  # it is differentiated, which a captured forward cannot be
+            part.to(device)
+        elif isinstance(part, nn.Module):
             part.forward = InGraphs(copy.deepcopy(part).to(device))
             part.to(device)
-    return replace(planner, denoiser=denoiser, device=torch.device(device))
+        elif name == "denoiser":
+            _move(part, device)
 
 
 def evaluate_on_gpu(planner: Planner) -> bool:

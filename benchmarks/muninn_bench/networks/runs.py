@@ -8,9 +8,11 @@ position are zero there.
 from __future__ import annotations
 
 import math
+import zlib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from muninn.errors import InputError
 from muninn.files import write_whole
-from muninn_bench.networks.teacher import normalised
+from muninn_bench.networks.coordinates import normalised
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,16 @@ def save_runs(path: Path, runs: Runs) -> None:
 
     Differences wrap around in 16 bits and are undone exactly by a wrapping cumulative sum; they
     compress well, because neighbouring frames are alike.
+
+    Raises:
+        InputError: a value is not finite.
     """
+    if not np.isfinite(runs.frames).all():
+        bad = int(np.flatnonzero(~np.isfinite(runs.frames).all(axis=0))[0])
+        raise InputError(
+            f"channel {bad} of the runs holds values that are not finite; record them again, or "
+            "leave out the run that holds them"
+        )
     largest = np.maximum(np.abs(runs.frames).max(axis=0).astype(np.float64), 1e-12)
     codes = np.round(runs.frames / largest * 32767.0).astype(np.int16)
     codes[1:] = np.diff(codes, axis=0)
@@ -60,22 +71,28 @@ def load_runs(path: Path) -> Runs:
 
     Raises:
         FileNotFoundError: there is no such file.
-        InputError: it holds something else.
+        InputError: it was cut short, or holds something else.
     """
     if not path.exists():
         raise FileNotFoundError(f"no runs at {path}; record them with the data module of the task")
-    with np.load(path) as stored:
-        if "differences" not in stored:
-            raise InputError(
-                f"{path} is not a file of runs: it holds {', '.join(stored.files)}; record one "
-                "with the platform's data module"
+    try:
+        with np.load(path) as stored:
+            if "differences" not in stored:
+                raise InputError(
+                    f"{path} is not a file of runs: it holds {', '.join(stored.files)}; record one "
+                    "with the platform's data module"
+                )
+            codes = np.cumsum(stored["differences"], axis=1, dtype=np.int16)
+            return Runs(
+                frames=(codes.T / 32767.0 * stored["largest"]).astype(np.float32),
+                offsets=stored["offsets"],
+                **{name: stored[name].item() for name in _SCALARS},
             )
-        codes = np.cumsum(stored["differences"], axis=1, dtype=np.int16)
-        return Runs(
-            frames=(codes.T / 32767.0 * stored["largest"]).astype(np.float32),
-            offsets=stored["offsets"],
-            **{name: stored[name].item() for name in _SCALARS},
-        )
+    except (BadZipFile, EOFError, zlib.error) as error:
+        raise InputError(
+            f"{path} cannot be read ({error}); it was cut short: record it again, which takes up "
+            "the parts that are finished"
+        ) from error
 
 
 class PlanSource:

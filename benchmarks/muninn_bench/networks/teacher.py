@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from muninn.errors import InputError
-from muninn.files import write_whole
 from muninn.model.sampler import Kind
 from muninn.model.schedule import Schedule
+from muninn_bench.networks.coordinates import Coordinates
 from muninn_bench.networks.transformer import TrajectoryTransformer, TransformerConfig
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
+from muninn_bench.networks.weights import read_weights, write_weights
 
 Network = TemporalUnet | TrajectoryTransformer
 NetworkConfig = UnetConfig | TransformerConfig
 
 _FORMAT = "muninn-teacher-1"
 _STORED_KINDS: dict[Kind, str] = {"sample": "x0", "epsilon": "epsilon"}
-
-
-def normalised(world: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Values with ``[low, high]`` mapped to ``[-1, 1]``, channels last."""
-    return 2.0 * (world - low) / (high - low) - 1.0
 
 
 @dataclass(frozen=True)
@@ -65,19 +58,11 @@ class Teacher:
 
     def normalise(self, world: Tensor) -> Tensor:
         """Map ``[low, high]`` to ``[-1, 1]``; the last axis: all channels, or the first few."""
-        low, high = self._limits(world)
-        return normalised(world, low, high)
+        return Coordinates(self.low, self.high).normalise(world)
 
     def unnormalise(self, plan: Tensor) -> Tensor:
         """Map ``[-1, 1]`` to ``[low, high]``; the last axis: all channels, or the first few."""
-        low, high = self._limits(plan)
-        return (plan + 1.0) / 2.0 * (high - low) + low
-
-    def _limits(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        count = values.shape[-1]
-        if count > len(self.low):
-            raise InputError(f"a plan has {len(self.low)} channels, got {count}")
-        return self.low[:count].to(values.device), self.high[:count].to(values.device)
+        return Coordinates(self.low, self.high).unnormalise(plan)
 
 
 def build_network(config: NetworkConfig, schedule: Schedule, horizon: int) -> Network:
@@ -101,11 +86,7 @@ def save_teacher(path: Path | str, teacher: Teacher) -> None:
         "clip": teacher.clip,
         "frame_seconds": teacher.frame_seconds,
     }
-    weights = {
-        name: value.detach().to("cpu", torch.float16).contiguous()
-        for name, value in teacher.network.state_dict().items()
-    }
-    write_whole(path, save(weights, metadata={"muninn": json.dumps(description)}))
+    write_weights(path, description, teacher.network.state_dict(), torch.float16)
 
 
 def load_teacher(path: Path | str) -> Teacher:
@@ -117,12 +98,7 @@ def load_teacher(path: Path | str) -> Teacher:
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"no teacher at {path}")
-    with safe_open(path, framework="pt") as stored:
-        metadata = stored.metadata() or {}
-        weights = {name: stored.get_tensor(name).float() for name in stored.keys()}  # noqa: SIM118
-    description = json.loads(metadata.get("muninn", "{}"))
-    if description.get("format") != _FORMAT:
-        raise InputError(f"{path} is not a {_FORMAT} file: format {description.get('format')!r}")
+    description, weights = read_weights(path, _FORMAT)
     if description["schedule"]["name"] != "cosine":
         raise InputError(f"unknown schedule {description['schedule']['name']!r}; known: 'cosine'")
     schedule = Schedule.cosine(description["schedule"]["steps"])

@@ -13,7 +13,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -88,6 +88,14 @@ class Lesson(Protocol):
         """Write the file of a network with averaged weights; returns its path."""
 
 
+@runtime_checkable
+class Trailing(Protocol):
+    """A lesson that learns from the averaged weights, too: target networks, data of its own."""
+
+    def trail(self, average: nn.Module, spent: float) -> None:
+        """Called before every step with the averaged network and the spent share of the budget."""
+
+
 def train(lesson: Lesson, settings: Training) -> Path:
     """Train to the end of the budget, or of a part of it; returns the file of the weights.
 
@@ -137,6 +145,7 @@ def train(lesson: Lesson, settings: Training) -> Path:
     total, since = torch.zeros((), device=device), 0
     started: float | None = None
     already = kept = seconds
+    trailing = lesson if isinstance(lesson, Trailing) else None
 
     def spent() -> float:
         return max(seconds / budget, step / settings.steps if settings.steps else 0.0)
@@ -160,13 +169,16 @@ def train(lesson: Lesson, settings: Training) -> Path:
             rate, before = settings.rate(step, spent()), round(seconds)
             for group in optimizer.param_groups:
                 group["lr"] = rate
+            if trailing is not None:
+                trailing.trail(average, spent())
             loss = compiled(network, lesson.batch(settings.batch, generator))
             loss.backward()
             nn.utils.clip_grad_norm_(weights, 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             decay = min(settings.averaging, (1.0 + step) / (10.0 + step))
-            torch._foreach_lerp_(averages, weights, 1.0 - decay)
+            with torch.no_grad():  # else the averages would remember every step they came from
+                torch._foreach_lerp_(averages, weights, 1.0 - decay)
             step, since = step + 1, since + 1
             total += loss.detach()
             if started is None:

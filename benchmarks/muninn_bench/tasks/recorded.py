@@ -42,6 +42,7 @@ class Recording:
     position_channels: int
     state_channels: int
     each: int = 1  # runs that one call of make records
+    shard: int | None = None  # indices recorded at a time, where episodes are long
 
     def generate(self, out: Path, count: int | None, seed: int = 0, workers: Workers = 2) -> Runs:
         """Write ``count`` runs, in the order of their indices; as many as usual if None.
@@ -53,7 +54,8 @@ class Recording:
         if count < 1:
             raise InputError(f"data needs at least one run, got {count}")
         last = -(-count // self.each)
-        shards = [range(at, min(at + SHARD, last)) for at in range(0, last, SHARD)]
+        size = self.shard or SHARD
+        shards = [range(at, min(at + size, last)) for at in range(0, last, size)]
         folder = out.with_suffix("") / f"seed{seed}"
         runs: list[FloatArray] = []
         with bars(True) as task, workers_of(workers) as crew:
@@ -84,6 +86,12 @@ def _record(make: Make, folder: Path, seed: int, shard: range) -> Path:
     return path
 
 
+def refuse_source(task: str, source: Path | None) -> None:
+    """Raise InputError if a file is named for data that is made from none."""
+    if source is not None:
+        raise InputError(f"the data of {task} is made from no file; leave out --source {source}")
+
+
 class RecordedTask:
     """A task whose planners are Diffusers of recorded runs: see its card for their training."""
 
@@ -92,8 +100,16 @@ class RecordedTask:
     horizon: int
     whole_share: float = 0.6  # of plans that start at a run's start
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: Workers) -> None:
-        """Record runs."""
+    def make_data(
+        self,
+        path: Path,
+        count: int | None,
+        seed: int,
+        workers: Workers,
+        source: Path | None = None,
+    ) -> None:
+        """Record runs, from the world alone."""
+        refuse_source(self.recording.name, source)
         self.recording.generate(path, count, seed, workers)
 
     def lesson(self, variant: str, data: Path, settings: Training) -> DiffuserLesson:

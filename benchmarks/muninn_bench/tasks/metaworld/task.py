@@ -28,6 +28,7 @@ from muninn_bench.tasks.metaworld import policy as policies
 from muninn_bench.tasks.metaworld.data import RECORDING
 from muninn_bench.tasks.metaworld.policy import STEPS, PolicyLesson, features
 from muninn_bench.tasks.metaworld.world import DATA, STEP_LIMIT, PickPlace, draw_problem
+from muninn_bench.tasks.recorded import refuse_source
 
 SAMPLERS = {"ddpm100": ("DDPM", 100), "ddim100": ("DDIM", 100), "ddim16": ("DDIM", 16)}
 FLOW = f"flow{STEPS}"
@@ -118,8 +119,16 @@ class MetaWorld:
         enable_cache(other, certificate)
         return {"full": _loop(self._load(variant)[0]), "muninn": _loop(other)}
 
-    def make_data(self, path: Path, count: int | None, seed: int, workers: Workers) -> None:
+    def make_data(
+        self,
+        path: Path,
+        count: int | None,
+        seed: int,
+        workers: Workers,
+        source: Path | None = None,
+    ) -> None:
         """Episodes of Meta-World's scripted policy; a problem is a function of its number."""
+        refuse_source(self.name, source)
         RECORDING.generate(path, count, seed, workers)
 
     def training(self, variant: str, out: Path) -> Training:

@@ -1,0 +1,119 @@
+"""Whether a teacher is good enough: full compute drives episodes; `muninn-bench score`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from muninn.context import Context
+from muninn.errors import InputError
+from muninn.model.planner import Noise, Planner
+from muninn.progress import bars
+from muninn.record import Record
+from muninn_bench.commands import Device, Seed, Variant, console
+from muninn_bench.measure.protocol import Run, plain
+from muninn_bench.measure.rollout import LANES, roll_out
+from muninn_bench.measure.statistics import mean, proportion
+from muninn_bench.networks.on_gpu import moved
+from muninn_bench.report.table import write_csv
+from muninn_bench.task import Guided, Stream, Task
+
+
+def on_device(planner: Planner, device: str) -> Run:
+    """Full compute on a device, of contexts and noise from the CPU; plans stay there."""
+    there = moved(planner, device)
+    run = plain(there)
+
+    def sent(context: Context, noise: Noise) -> tuple[Any, Record]:
+        draws = {step: draw.to(there.device) for step, draw in noise.steps.items()}
+        drawn = replace(noise, initial=noise.initial.to(there.device), steps=draws)
+        return run(context.to(there.device), drawn)
+
+    return sent
+
+
+def score_row(
+    task: Task, variant: str, stream: Stream, episodes: int, *, device: str = "cpu", seed: int = 0
+) -> dict[str, Any]:
+    """Score and success of full compute over episodes of a stream, with 95% intervals.
+
+    Raises:
+        InputError: fewer than two episodes.
+    """
+    if episodes < 2:
+        raise InputError(f"an interval needs at least two episodes, got {episodes}")
+    began = time.perf_counter()
+    run = on_device(task.planner(variant), device)
+    # A GPU takes as long for few rows as for many.
+    lanes = LANES if device == "cpu" else episodes
+    with bars(True) as bar:
+        advance = bar(f"drive {task.name} {variant}", episodes)
+        drives = roll_out(
+            task,
+            variant,
+            run,
+            stream,
+            episodes,
+            seed=seed,
+            world=seed,
+            lanes=lanes,
+            advance=advance,
+        )
+    row: dict[str, Any] = {"task": task.name, "variant": variant, "episodes": episodes}
+    results = [drive.result for drive in drives]
+    if scores := [result.score for result in results if result.score is not None]:
+        found = mean(scores)
+        row |= {"score": found.value, "score_low": found.low, "score_high": found.high}
+    if share := proportion(np.array([bool(r.success) for r in results if r.success is not None])):
+        row |= {"success": share.value, "success_low": share.low, "success_high": share.high}
+    calls = sum(len(drive.contexts) for drive in drives)
+    return row | {"calls": calls, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def score(
+    task: Annotated[str, typer.Option(help="A task; `muninn-bench tasks` lists them.")],
+    variant: Variant = None,
+    episodes: Annotated[int, typer.Option(help="Episodes of each row.")] = 150,
+    scale: Annotated[
+        list[float] | None,
+        typer.Option(help="Guidance, may be repeated; 0 is none. The task's own by default."),
+    ] = None,
+    tuning: Annotated[
+        bool, typer.Option("--tuning", help="Episodes to choose settings by, not to test on.")
+    ] = False,
+    device: Device = "cpu",
+    out: Annotated[Path, typer.Option(help="Table to write.")] = Path("runs/score.csv"),
+    seed: Seed = 0,
+) -> None:
+    """Drive episodes with full compute: is the teacher worth caching?"""
+    from muninn_bench.registry import find_task, require_variant
+
+    found = find_task(task)
+    name = require_variant(found, variant)
+    stream = Stream.TUNE if tuning else Stream.TEST
+    rows: list[dict[str, Any]] = []
+    for each in guided_as(found, scale):
+        added = {} if scale is None else {"scale": scale[len(rows)]}
+        row = score_row(each, name, stream, episodes, device=device, seed=seed)
+        rows.append(added | row)
+        write_csv(out, rows)  # what is finished is kept
+    console.print(out.read_text())
+
+
+def guided_as(task: Task, scales: Sequence[float] | None) -> list[Task]:
+    """The task with each scale of guidance; itself if there are none.
+
+    Raises:
+        InputError: its planners have no guidance.
+    """
+    if scales is None:
+        return [task]
+    if not isinstance(task, Guided):
+        raise InputError(f"the planners of {task.name} have no guidance; leave out --scale")
+    return [task.guided(each) for each in scales]

@@ -1,0 +1,1 @@
+"""HalfCheetah: run as fast as possible; data of two runners of middling skill."""

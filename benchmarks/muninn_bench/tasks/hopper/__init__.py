@@ -1,0 +1,1 @@
+"""Hopper: hop forward without falling; data of one hopper, with less and more noise."""

@@ -1,0 +1,1 @@
+"""Walker2d: walk forward without falling; data of three walkers."""
