@@ -34,6 +34,7 @@ from muninn.programs.methods import methods
 from muninn.progress import bars
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.studies.frontier import ALTERNATIVES, OURS, planner_of
+from muninn_bench.studies.promises import draw_promises
 from muninn_bench.task import Stream, Task
 
 PROMISES: tuple[tuple[Promise, float], ...] = (
@@ -202,9 +203,11 @@ def judged(promise: Promise, fall: FloatArray) -> tuple[float, float, float]:
 
 
 def merge(folders: Sequence[Path], out: Path) -> list[str]:
-    """Write the lines of several run folders as one ``cells.csv``; a summary."""
+    """Write the lines of several run folders as one ``cells.csv``, and a picture beside those of
+    the frontier next to ``out``; a summary."""
     lines = [line for folder in folders for line in read_csv(folder / "cells.csv")]
     write_csv(out / "cells.csv", lines)
+    draw_promises(read_csv(out.parent / "frontier" / "cells.csv"), lines, out / "promises.png")
     return list(summary(lines))
 
 

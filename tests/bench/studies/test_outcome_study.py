@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from muninn_bench.registry import find_task
 from muninn_bench.report.table import read_csv
 from muninn_bench.studies import outcomes as study
 from muninn_bench.studies.outcomes import Driven, Sizes, judged, run_outcomes
+from muninn_bench.studies.promises import _cells, draw_promises
 from muninn_bench.task import Stream
 
 SMALL = Sizes(tune=8, certify=80, test=40, together=20)
@@ -96,3 +98,28 @@ def test_folders_are_merged(folder: Path, tmp_path: Path) -> None:
     said = study.merge([folder], tmp_path)
     assert len(said) == 4 and "discs diffuser, harm 0.05: frontier" in said[0]
     assert read_csv(tmp_path / "cells.csv") == read_csv(folder / "cells.csv")
+    assert (tmp_path / "promises.png").stat().st_size > 1000
+
+
+def test_a_picture_shows_ours_and_the_best_of_the_others(tmp_path: Path) -> None:
+    def line(method: str, evaluations: float, **promised: object) -> dict[str, object]:
+        known = {"task": "discs", "variant": "diffuser", "method": method}
+        return {**known, **promised, "evaluations_mean": evaluations}
+
+    spent = {"frontier": 4.5, "fewsteps": 9.0, "unipc": 6.0}
+    distances = [line(*each, tolerance=0.01) for each in spent.items()]
+    assert _cells(distances, ("tolerance",)) == [((0.01,), 4.5, 6.0)]
+    outcomes = [line("frontier", 2.0, promise="harm", limit=0.02)]
+    (cell,) = _cells(outcomes, ("promise", "limit"))
+    assert cell[:2] == (("harm", 0.02), 2.0) and math.isnan(cell[2])
+    assert draw_promises(distances, outcomes, tmp_path / "promises.png").is_file()
+
+
+@pytest.mark.slow
+def test_workers_change_nothing(folder: Path, tmp_path: Path) -> None:
+    run_outcomes(
+        find_task("discs"), "diffuser", tmp_path, sizes=SMALL, names=("fewsteps",),
+        promises=(("harm", 0.05),), workers=2, progress=False,
+    )  # fmt: skip
+    inline = [line for line in read_csv(folder / "cells.csv") if line["method"] == "fewsteps"]
+    assert read_csv(tmp_path / "cells.csv") == inline[:1]
