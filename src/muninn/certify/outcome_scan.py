@@ -117,9 +117,8 @@ class OutcomeScan:
         chosen = concatenate([contexts[place] for place in dict.fromkeys(places.tolist())])
         paired = PairedCalls(planner, chosen, len(set(places.tolist())), metric, seed)
         advance = self.task("tune: programs tried", None)
-        # One process fills a GPU with calls; workers would only take turns on it.
-        crew = Map() if planner.device.type == "cuda" else self.workers
-        frontier = Frontier(paired, 1.0, 0.05, self.journal, advance, crew, groups=groups)
+        # Here, not by workers: episodes take far longer, and a metric need not be sent.
+        frontier = Frontier(paired, 1.0, 0.05, self.journal, advance, groups=groups)
         offered = [k for k in ladder(frontier.steps) if k in COUNTS and frontier.offers(k)]
         if not offered:
             raise CalibrationError(
