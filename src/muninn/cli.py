@@ -142,7 +142,12 @@ def calibrate(
         write_whole(save_family, json.dumps(certificate.family.to_json(), indent=1) + "\n")
     certificate.save(out)
     journal.unlink()
-    print_certificate(console, certificate)
+    print_certificate(console, certificate, unchecked=False)
+    console.print(
+        f"Next: muninn evaluate {target} {out} judges it by new calls; muninn inspect {out} says "
+        "what no check covers.",
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
 
 
 @app.command()
@@ -152,16 +157,21 @@ def survey(
     risk: Annotated[float, typer.Option(help="As it will be calibrated.")] = 0.05,
     calls: Annotated[int | None, typer.Option(help="Take the first so many contexts.")] = None,
     seed: Annotated[int, typer.Option(help="As it will be calibrated.")] = 0,
-    picture: Annotated[Path | None, typer.Option(help="Draw it here, as PNG or SVG.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw it here, as PNG or SVG; needs matplotlib.")
+    ] = None,
     out: Out = None,
     workers: Crew = "1",
 ) -> None:
     """How few evaluations, at which deviation: look before you choose a tolerance."""
     for path in (out, picture):
         _require_free(path)
+    from muninn.certify.survey import require_drawing
     from muninn.certify.survey import survey as look
     from muninn.certify.target import blamed, load, some
 
+    if picture is not None:
+        require_drawing()
     planner, contexts, file = load(target)
     with blamed(file):
         given = some(contexts, calls)
@@ -170,10 +180,10 @@ def survey(
             progress=console.is_terminal,
         )  # fmt: skip
     console.print(escape(found.markdown()), highlight=False, soft_wrap=True)
-    if picture is not None:
-        found.picture(picture)
     if out is not None:
         write_whole(out, json.dumps(found.to_json(), indent=1) + "\n")
+    if picture is not None:
+        found.picture(picture)
 
 
 @app.command()

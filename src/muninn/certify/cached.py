@@ -175,7 +175,7 @@ class CachedPlanner:
             other.append("model: a part of it is another one than when the cache was made")
         found = certificate.differences(planner) or other
         if found and (mode := in_train_mode(planner.denoiser)) is not None:
-            found.insert(0, f"model: a {mode} is in train mode")
+            found.insert(0, f"model: a {mode} is in train mode; call .eval() on it first")
         self._watch = watch if fits else None
         return found
 

@@ -7,9 +7,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from muninn.certify.certificate import Certificate
+from muninn.certify.risk import order_statistic
 
 
-def print_certificate(console: Console, certificate: Certificate) -> None:
+def print_certificate(console: Console, certificate: Certificate, unchecked: bool = True) -> None:
     """Everything a certificate says, in order of what a person asks first."""
     console.print(f"[bold]Promise[/]  {escape(certificate.promise())}")
     console.print(
@@ -42,7 +43,11 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
     for name, value in rows.items():
         facts.add_row(f"[bold]{name}[/]", escape(value))
     console.print(facts)
-    scan = Table(title="Scan of the family on the certify split")
+    title = "Scan of the family on the certify split"
+    if certificate.outcome is None:
+        allowed = order_statistic(counts["certify"], certificate.risk, certificate.confidence) - 1
+        title += f": at most {allowed} of {counts['certify']} may violate"
+    scan = Table(title=title)
     what = "deviation p95" if certificate.outcome is None else "mean score"
     for heading in ("member", "evaluations", what, "violations", "accepted"):
         scan.add_column(heading, justify="right")
@@ -55,6 +60,7 @@ def print_certificate(console: Console, certificate: Certificate) -> None:
             "yes" if row["accepted"] else "no (stopped)",
         )
     console.print(scan)
-    console.print("[bold]Not checked[/] when this certificate is used:")
-    for words in certificate.unchecked():
+    if unchecked:
+        console.print("[bold]Not checked[/] when this certificate is used:")
+    for words in certificate.unchecked() if unchecked else ():
         console.print(f"- {words}", markup=False, highlight=False)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from muninn.certify.cached import cache
 from muninn.certify.calibrate import whole
@@ -194,9 +195,18 @@ def _require_fresh(made: Certificate, contexts: Context | Episodes | int, seed: 
     for path, values in given.items():
         for place in (0, 1):
             same[place] &= (values.cpu() == held[path][place]).flatten(1).all(dim=1)
-    # Contexts of few kinds are met again by chance, but then more than once.
-    if (same.sum(dim=1) == 1).all() and not (same[0] & same[1]).any():
+    # Contexts of few kinds are met again by chance, but then more than once; numbers with a
+    # fraction are not met again by chance.
+    both = (same.sum(dim=1) == 1).all() and not (same[0] & same[1]).any()
+    met = [place for place in (0, 1) if same[place].sum() == 1]
+    if both or any(_has_fraction(held, place) for place in met):
         raise InputError(
-            "these contexts were calibrated on: the certificate holds the first and the last of "
-            "them. Only new contexts can judge it"
+            "these contexts, or some of them, were calibrated on: the certificate holds the first "
+            "and the last of those. Only new contexts can judge it"
         )
+
+
+def _has_fraction(held: dict[str, Tensor], place: int) -> bool:
+    """Whether most numbers of a stored context are no whole ones."""
+    rows = [values[place] for values in held.values() if values.is_floating_point()]
+    return any((row != row.round()).double().mean() > 0.5 for row in rows if row.numel())

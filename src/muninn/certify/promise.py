@@ -31,7 +31,8 @@ def promise_of(made: Certificate) -> str:
         )
     means = {row["member"]: row["evaluations_mean"] for row in made.realised}
     spent = means.get(made.member, made.program.most_evaluations(steps))
-    return f"With {spent:.3g} of {steps} evaluations a call, {promised}."
+    mean = "" if made.program.fixed else " on average"
+    return f"With {spent:.3g} of {steps} evaluations a call{mean}, {promised}."
 
 
 def _what(made: Certificate) -> str:

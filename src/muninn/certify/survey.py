@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,9 @@ class Survey:
             said.append(f"Below {least} you would certify your sampler's step size.")
         apart = self._size(self.noise, 2)
         said.append(f"Two noises differ by {apart}: near that a promise means nothing.")
+        said.append(
+            "A certificate takes more where it is made from few calls: then hardly any may violate."
+        )
         return " ".join(said)
 
     def _size(self, value: float, digits: int = 6) -> str:
@@ -131,10 +135,9 @@ class Survey:
 
     def picture(self, path: str | Path) -> Path:
         """Draw it; InputError without matplotlib."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise InputError("a picture needs matplotlib: pip install matplotlib") from error
+        require_drawing()
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
         axis = figure.subplots()
         colours = {"muninn": "#1f6f8b", "fewsteps": "#8a8f94", "dpmsolver": "#c77d3a"}
@@ -168,6 +171,12 @@ class Survey:
         axis.legend(frameon=False)
         figure.savefig(path, dpi=130)
         return Path(path)
+
+
+def require_drawing() -> None:
+    """Raise InputError without matplotlib."""
+    if find_spec("matplotlib") is None:
+        raise InputError("a picture needs matplotlib: pip install matplotlib")
 
 
 def survey(

@@ -73,6 +73,12 @@ class Planner:
     engine: Engine = "eager"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.sampler, Sampler):
+            raise InputError(
+                "sampler is made by muninn.ddim, muninn.ddpm or muninn.euler, or from a scheduler "
+                "of diffusers by muninn.adapters.diffusers_sampler.DiffusersSampler; got "
+                f"{type(self.sampler).__name__}"
+            )
         # "cuda" means the current device; tensors say which, and are compared with this.
         object.__setattr__(self, "device", torch.empty(0, device=self.device).device)
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
@@ -155,6 +161,11 @@ class Planner:
                 )
         if noise is None:
             return self.draw_noise(rows or 1, generator=generator)
+        if not isinstance(noise, Noise):
+            raise InputError(
+                f"noise holds every draw of a call: make it with planner.draw_noise(batch); got "
+                f"{type(noise).__name__}"
+            )
         initial = noise.initial
         if initial.shape[1:] != self.shape:
             raise InputError(

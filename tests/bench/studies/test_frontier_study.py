@@ -18,6 +18,7 @@ from muninn.certify.paired import PairedCalls
 from muninn.certify.risk import choose_member, order_statistic
 from muninn.errors import InputError
 from muninn.model.solvers import euler
+from muninn.parallel import Map
 from muninn.programs.forecast import Forecast
 from muninn.programs.plan import Everywhere, Family, Static
 from muninn.programs.spacing import spread_steps
@@ -97,7 +98,7 @@ def test_started_again_nothing_is_measured_twice_and_a_lost_line_comes_back(
 def test_one_search_serves_all_tolerances() -> None:
     """Scores do not depend on a tolerance that is a number; whether it is kept does."""
     paired = PairedCalls(Toy().planner(""), None, 32, rms_step, 5)
-    frontier = study.Rescaled(paired, 0.05, Journal(), lambda count: None, "fewsteps", None)
+    frontier = study.Rescaled(paired, 0.05, Journal(), lambda count: None, Map(), "fewsteps", None)
     for tolerance in (0.02, 0.2, 2.0):
         own = Frontier(paired, tolerance, 0.05, groups={"fewsteps"})
         frontier.limit = tolerance
@@ -111,7 +112,7 @@ def test_one_search_serves_all_tolerances() -> None:
 def test_heun_gets_one_more_than_an_even_number() -> None:
     planner = mixture_planner(euler(12), (8, 2))
     paired = PairedCalls(planner, None, 16, rms_step, 5)
-    frontier = study.Rescaled(paired, 0.05, Journal(), lambda count: None, "heun", None)
+    frontier = study.Rescaled(paired, 0.05, Journal(), lambda count: None, Map(), "heun", None)
     assert [frontier.best(count).evaluations for count in (4, 5, 2)] == [5, 5, 3]
 
 

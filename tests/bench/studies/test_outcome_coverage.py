@@ -34,7 +34,7 @@ def test_worlds_and_noise_are_functions_of_the_seed(scores: np.ndarray) -> None:
 
 def test_the_scan_reads_each_purpose_from_its_own_episodes() -> None:
     planner, members = study.family(50)
-    driven = {study.program_digest(members.member(1)): np.arange(TUNE + 10.0) / 100.0}
+    driven = {members.member(1).digest: np.arange(TUNE + 10.0) / 100.0}
     units = study.DrawnUnits(planner, Outcomes(study._nobody, 10), driven)
     assert [each.score for each in units.measure(members.member(1), "tune", [0, 3])] == [0.0, 0.03]
     found = units.measure(members.member(1), "certify", [0, 3])

@@ -172,6 +172,8 @@ def test_functions_of_the_user_are_asked_for_by_name(issued: Certificate) -> Non
         ({"planner": None}, InputError, r"muninn\.Planner, got NoneType"),
         ({"contexts": contexts(58, 2)}, InputError, "58 calls cannot judge.*at least 59 new ones"),
         ({"contexts": contexts(300, 1)}, InputError, "were calibrated on.*Only new contexts"),
+        ({"contexts": torch.cat([contexts(300, 1)[250:], contexts(60, 2)])}, InputError,
+         "some of them, were calibrated on"),
         ({"contexts": contexts(60, 2)[:, :1]}, CertificateError, "give contexts like those"),
         ({"contexts": torch.zeros(2)}, InputError, r"context\[None\] for one call"),
         ({"contexts": muninn.Episodes(drive, 60)}, InputError, "open loop: give contexts, or a"),

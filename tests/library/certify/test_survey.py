@@ -17,7 +17,7 @@ from muninn.certify.calibrate import split_units
 from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.survey import Row, Survey, _marks, survey
+from muninn.certify.survey import Row, Survey, _marks, require_drawing, survey
 from muninn.errors import CalibrationError, InputError
 from muninn_bench.studies.coverage.mixture import mixture_planner
 
@@ -91,6 +91,12 @@ def test_fewest_falls_with_the_tolerance() -> None:
     assert found.fewest(0.1, "fewsteps") is None
     assert "0.01 needs about 8 evaluations" in found.advice()
     assert "Below 0.002 you would certify your sampler's step size" in found.advice()
+
+
+def test_a_picture_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muninn.certify.survey.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install matplotlib"):
+        require_drawing()
 
 
 def test_it_is_read_as_a_table_a_file_and_a_picture(found: Survey, tmp_path: Path) -> None:

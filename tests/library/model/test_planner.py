@@ -259,3 +259,14 @@ def test_a_sampler_with_one_step_is_a_plain_sampler(name: str) -> None:
     assert len(counting.rows) == 1
     expected = counting.inner(noise.initial, planner.timestep(0, 1), None)
     torch.testing.assert_close(planned, expected, rtol=0.0, atol=1e-6)
+
+
+def test_a_scheduler_and_a_plain_tensor_are_not_taken_for_sampler_and_noise() -> None:
+    scheduler: Any = object()
+    with pytest.raises(InputError, match=r"sampler is made by muninn\.ddim.*got object"):
+        Planner(lambda x, t, c: x, scheduler, (4, 2))
+    sampler = ddim(Schedule.cosine(5), kind="sample")
+    plain = Planner(lambda x, t, c: x, sampler, (4, 2))
+    noise: Any = torch.zeros(1, 4, 2)
+    with pytest.raises(InputError, match=r"planner\.draw_noise\(batch\); got Tensor"):
+        plain.sample(noise=noise)

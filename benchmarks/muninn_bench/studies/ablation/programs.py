@@ -32,7 +32,12 @@ from muninn.programs import anchors
 from muninn.programs.forecast import ORDERS, AnyForecast, Forecast
 from muninn.programs.plan import AnyProgram, Family, Program, Static
 from muninn.programs.table import Table
-from muninn_bench.measure.alternatives import Alternative, AlternativeSearch
+from muninn_bench.measure.alternatives import (
+    FEWSTEPS,
+    Alternative,
+    AlternativeSearch,
+    available,
+)
 from muninn_bench.measure.baselines import fixed_skip
 from muninn_bench.studies.ablation import settings as grid
 from muninn_bench.studies.ablation.raw import ghost_path
@@ -104,7 +109,12 @@ class Programs:
         """FixedSkip as the paper has it, and the tuned alternatives, each at many evaluations."""
 
         def tune(count: int) -> list[dict[str, Any]]:
-            return [found.to_json() for found in self._rivals.best(count).values()]
+            if self._miniature:
+                names = available(self._planner)
+                found = [Alternative.untuned(name, self._planner, count) for name in names]
+            else:
+                found = list(self._rivals.best(count).values())
+            return [each.to_json() for each in found]
 
         planner, steps = self._planner, len(self._planner.sampler)
         for order, count in enumerate(one for one in self._bench.sizes.counts if one < steps):
@@ -119,6 +129,11 @@ class Programs:
         """The ``frontier``, ``static`` or ``adaptive`` family for a tolerance."""
 
         def tune() -> dict[str, Any]:
+            if self._miniature and kind != "adaptive":
+                steps = self._bench.sizes.counts
+                few = [Alternative.untuned(FEWSTEPS, self._planner, count) for count in steps]
+                full = Program.full(self._planner.sampler.kind)
+                return Family((full, *(each.table for each in few)), kind).to_json()
             if kind == "frontier":
                 return frontier_family(self._frontier(tolerance), adaptive=True).to_json()
             frontier = self._frontier(tolerance, "forecast")  # without fitting
@@ -131,6 +146,11 @@ class Programs:
             return (Family((static.member(0), *gates), kind) if gates else static).to_json()
 
         return Family.from_json(self._kept("families.json", f"{kind}-{tolerance:g}", tune, 1))
+
+    @property
+    def _miniature(self) -> bool:
+        """Whether nothing is tuned, which takes minutes."""
+        return self._bench.sizes.every > 1
 
     def _frontier(self, tolerance: float, *groups: str) -> Frontier:
         """The search for a tolerance, of some groups of methods or of all."""
