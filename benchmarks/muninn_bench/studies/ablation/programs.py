@@ -30,7 +30,7 @@ from muninn.paper.probe_gate import ProbeGatedRuntime
 from muninn.paper.split import Probe, split_of
 from muninn.programs import anchors
 from muninn.programs.forecast import ORDERS, AnyForecast, Forecast
-from muninn.programs.plan import AnyProgram, Family, Program, Static
+from muninn.programs.plan import Adaptive, AnyProgram, Family, Program, Static
 from muninn.programs.table import Table
 from muninn_bench.measure.alternatives import (
     FEWSTEPS,
@@ -129,11 +129,8 @@ class Programs:
         """The ``frontier``, ``static`` or ``adaptive`` family for a tolerance."""
 
         def tune() -> dict[str, Any]:
-            if self._miniature and kind != "adaptive":
-                steps = self._bench.sizes.counts
-                few = [Alternative.untuned(FEWSTEPS, self._planner, count) for count in steps]
-                full = Program.full(self._planner.sampler.kind)
-                return Family((full, *(each.table for each in few)), kind).to_json()
+            if self._miniature:
+                return self._untuned(kind).to_json()
             if kind == "frontier":
                 return frontier_family(self._frontier(tolerance), adaptive=True).to_json()
             frontier = self._frontier(tolerance, "forecast")  # without fitting
@@ -146,6 +143,14 @@ class Programs:
             return (Family((static.member(0), *gates), kind) if gates else static).to_json()
 
         return Family.from_json(self._kept("families.json", f"{kind}-{tolerance:g}", tune, 1))
+
+    def _untuned(self, kind: str) -> Family:
+        """A family that stands in for a tuned one in a miniature."""
+        own = self._planner.sampler.kind
+        few = (Alternative.untuned(FEWSTEPS, self._planner, k) for k in self._bench.sizes.counts)
+        gates = (Program(Forecast(own), Adaptive(threshold)) for threshold in (0.01, 0.1))
+        programs = gates if kind == "adaptive" else (each.table for each in few)
+        return Family((Program.full(own), *programs), kind)
 
     @property
     def _miniature(self) -> bool:
