@@ -122,6 +122,7 @@ SMOKE = [
     "muninn-bench soak --smoke",
     "muninn-bench data --task discs --count 40",
     "muninn-bench train --task discs --steps 3",
+    "muninn-bench score --task discs --episodes 4",
 ]
 
 
