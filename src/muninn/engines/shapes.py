@@ -54,7 +54,6 @@ class Shapes(Generic[Result]):
         self._planner = planner
         self._make = make
         self._made: OrderedDict[tuple[Hashable, str], _Made[Result]] = OrderedDict()
-        self._latest: dict[Hashable, str] = {}  # how torch rounded last, by shapes
         self._pool: Any = None
 
     def run(self, noise: Noise, context: Context, use: Callable[[Result], Used]) -> Used:
@@ -69,7 +68,8 @@ class Shapes(Generic[Result]):
             DenoiserError: as :meth:`get` does, or what ``use`` raised.
         """
         form, failed = _form(noise, context), None
-        key = (form, self._latest.get(form, ""))
+        # As torch rounded when these shapes were used last.
+        key = next((known for known in reversed(self._made) if known[0] == form), (form, ""))
         made = self._made.get(key)
         if made is not None and not isinstance(made.work, str):
             try:
@@ -107,7 +107,6 @@ class Shapes(Generic[Result]):
             while len(self._made) > MOST_SHAPES:
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
-        self._latest[key[0]] = key[1]
         if isinstance(made.work, str):
             raise DenoiserError(
                 f"the call cannot be captured in a CUDA graph ({made.work}); use engine='eager'"
@@ -117,7 +116,6 @@ class Shapes(Generic[Result]):
     def clear(self) -> None:
         """Drop everything that was captured."""
         self._made.clear()
-        self._latest.clear()
         self._pool = None  # torch may be taking apart one that no graph uses
 
     def _evaluate_once(self, noise: Noise, context: Context) -> None:
