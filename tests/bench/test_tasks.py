@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "benchmarks" / "muninn_bench" / "tasks"
 
 
-UNTRAINED = {"halfcheetah", "hopper", "kitchen", "walker2d"}
-"""Tasks whose weights are not there yet; to be emptied as they come."""
+UNTRAINED = {"kitchen"}
+"""Tasks of which some weights are not there yet; to be emptied as they come."""
 
 
 @pytest.fixture(params=registry.names())
@@ -48,7 +48,7 @@ def test_the_registry_finds_the_folders_and_refuses_other_names() -> None:
 @pytest.mark.parametrize("name", sorted(UNTRAINED))
 def test_a_task_without_weights_says_how_to_train_them(name: str) -> None:
     task = registry.find_task(name)
-    for variant in task.variants:
+    for variant in (each for each in task.variants if not each.endswith("-complete")):
         command = f"muninn-bench train --task {name} --variant {variant}`"
         with pytest.raises(InputError, match=f"was not found.*{command}"):
             task.begin(variant, Stream.TEST, 0)
@@ -102,7 +102,7 @@ def test_plans_fit_the_world_and_their_metric_is_finite(task: Task) -> None:
         assert ends[0][:2] == ends[1][:2] and torch.equal(ends[0][2], ends[1][2])
         assert ends[0][0] or task.replans
         assert measure(metric, plan, plan, context).tolist() == [0.0]
-        (apart,) = measure(metric, plan, plan + 0.1 * torch.randn(plan.shape), context)
+        (apart,) = measure(metric, plan, -plan, context)  # actions at a limit hide small changes
         assert 0.0 < apart < math.inf
         if isinstance(task, Drawable):
             assert task.positions(variant, plan).shape == (1, planner.shape[0], 2)

@@ -37,7 +37,8 @@ class Agent:
 
 
 def save_agent(path: Path | str, agent: Agent) -> None:
-    """Write the networks in float32: a critic tells apart actions that are nearly as good."""
+    """Write the networks in half precision; with a critic in float32: it tells apart actions that
+    are nearly as good."""
     description = {
         "format": _FORMAT,
         "task": agent.task,
@@ -47,7 +48,8 @@ def save_agent(path: Path | str, agent: Agent) -> None:
         "high": agent.coordinates.high.tolist(),
         "numbers": dict(agent.numbers),
     }
-    write_weights(path, description, agent.networks.state_dict(), torch.float32)
+    precision = torch.float32 if "critic" in agent.networks else torch.float16
+    write_weights(path, description, agent.networks.state_dict(), precision)
 
 
 def load_agent(path: Path | str, task: str, planner: str, networks: nn.ModuleDict) -> Agent:
