@@ -46,7 +46,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("onnx")
     quant_pre_process(export(Small(), folder / "fp32.onnx"), folder / "prepared.onnx")
-    quantize_dynamic(folder / "prepared.onnx", folder / "int8.onnx")
+    # Seven bits for weights: with eight, sums of products saturate on processors without VNNI.
+    quantize_dynamic(folder / "prepared.onnx", folder / "int8.onnx", reduce_range=True)
     other = Small()
     with torch.no_grad():
         other.last.weight[0, 0] += 1e-3
