@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int], None]
 Task = Callable[[str, int | None], Advance]
 """``task(description, total)``; the total is None where nobody knows it beforehand."""
+
+EVERY = 15.0
+"""Seconds between lines where no terminal can show a bar, as in a log file."""
 
 
 def silent(steps: int) -> None:
@@ -16,7 +20,10 @@ def silent(steps: int) -> None:
 
 @contextmanager
 def bars(show: bool) -> Iterator[Task]:
-    """Yields ``task(description, total) -> advance(steps)``; one bar per task."""
+    """Yields ``task(description, total) -> advance(steps)``; one bar per task.
+
+    Where the output is no terminal, a line every :data:`EVERY` seconds says how far it is.
+    """
     if not show:
         yield lambda description, total: silent
         return
@@ -24,9 +31,20 @@ def bars(show: bool) -> Iterator[Task]:
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, refresh_per_second=4) as progress:
+        told = time.monotonic()
 
         def task(description: str, total: int | None) -> Advance:
             identifier = progress.add_task(f"{description:<34}", total=total)
-            return lambda steps: progress.advance(identifier, steps)
+
+            def advance(steps: int) -> None:
+                nonlocal told
+                progress.advance(identifier, steps)
+                if not progress.console.is_terminal and time.monotonic() > told + EVERY:
+                    told = time.monotonic()
+                    done = next(each for each in progress.tasks if each.id == identifier).completed
+                    of = "" if total is None else f" of {total}"
+                    progress.console.print(f"{description}: {done:g}{of}")
+
+            return advance
 
         yield task

@@ -63,10 +63,12 @@ class CachedPlanner:
         if certificate is not None and (found := self._identify(certificate)):
             self._judged = (
                 f"the certificate was made for another program: {'; '.join(found)}. Calibrate this "
-                "planner, or pass on_mismatch='full' to run it uncached"
+                "planner"
             )
             if on_mismatch == "error":
-                raise CertificateError(self._judged)
+                raise CertificateError(
+                    f"{self._judged}, or pass on_mismatch='full' to run it uncached"
+                )
             log_once(f"running full compute: {self._judged}")
             self.certificate = self._watch = None
         self._on_failure = on_failure
