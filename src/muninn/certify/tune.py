@@ -110,6 +110,10 @@ def frontier_family(
     entries: list[Entry] = []
     fewest = frontier.steps
     report: dict[str, Any] = {"notes": frontier.notes}
+    full = Program.full(frontier.paired.planner.sampler.kind)
+    if rungs and (lost := _hopeless(frontier, rungs)) is not None:
+        frontier.notes.append(f"hardly any call keeps the tolerance with {rungs[0]} evaluations")
+        return Family((full, lost.program), "frontier", report)
     if rungs:
         at = _cheapest_rung(frontier, rungs)
         fewest = rungs[at]
@@ -145,12 +149,13 @@ def frontier_family(
     if winner != "table":
         report |= {"winner": winner} | ({"tables": fewest} if frontier.methods else {})
         report |= {"evaluations": spent[winner]} if math.isfinite(spent[winner]) else {}
+    cheaper = [entry for entry in entries if entry.evaluations < frontier.steps]
+    entries = cheaper or entries[:1]
     if not entries:
         raise InputError(
             "no program with fewer evaluations was found for this planner; use it as it is"
         )
     entries = safer_first(entries)
-    full = Program.full(frontier.paired.planner.sampler.kind)
     programs = dict.fromkeys(entry.program for entry in entries)
     return Family((full, *programs), "frontier", report)
 
@@ -174,6 +179,21 @@ def safer_first(entries: list[Entry]) -> list[Entry]:
     return kept[::-1]
 
 
+def _start(rungs: list[int]) -> int:
+    """The place of the rung with which the search begins."""
+    return min(range(len(rungs)), key=lambda k: abs(rungs[k] - START))
+
+
+def _hopeless(frontier: Frontier, rungs: list[int]) -> Entry | None:
+    """A table with the most evaluations on offer, if even that would not do; else None.
+
+    It is looked at only where the search would have to climb: where few suffice it costs nothing.
+    """
+    if frontier.best(rungs[_start(rungs)], move=False).kept:
+        return None
+    return frontier.hopeless(rungs[0])
+
+
 def _cheapest_rung(frontier: Frontier, rungs: list[int]) -> int:
     """The place of the fewest evaluations that keep the tolerance; fine for tuning only.
 
@@ -181,7 +201,7 @@ def _cheapest_rung(frontier: Frontier, rungs: list[int]) -> int:
     of anchors cost most and change the answer by a rung or two: they come last.
     """
     kept, missed, stride = -1, len(rungs), 2
-    place = min(range(len(rungs)), key=lambda k: abs(rungs[k] - START))
+    place = _start(rungs)
     while missed - kept > 1:
         if frontier.best(rungs[place], move=False).kept:
             kept = place

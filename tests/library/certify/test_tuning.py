@@ -97,6 +97,20 @@ def test_a_stochastic_sampler_is_tuned_too() -> None:
     assert any(deviation < 0.5 and spent < STEPS for deviation, spent in scores)
 
 
+def test_a_tolerance_that_nothing_keeps_is_found_out_soon() -> None:
+    tried: list[int] = []
+    found = tuned(tolerance=1e-12, task=lambda *_: tried.append)
+    assert len(found) == 2 and found.search is not None
+    assert "hardly any call keeps the tolerance" in found.search["notes"][0]
+    usual: list[int] = []
+    tuned(task=lambda *_: usual.append)
+    assert len(tried) < len(usual)
+    certificate = muninn.calibrate(
+        paired_calls().planner, contexts(200), tolerance=1e-12, family=found, progress=False
+    )
+    assert certificate.member == 0 and certificate.promise().startswith("No speed-up")
+
+
 def test_groups_restrict_a_family() -> None:
     found = tuned(groups={"fewsteps"})
     tables = [program for program in found.programs[1:] if isinstance(program, Table)]
