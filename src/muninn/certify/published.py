@@ -235,16 +235,14 @@ class Published(Scores):
         """A table with so many evaluations, if such tables leave most of the first calls beyond the
         tolerance; None where one of a few does not."""
         scouts = [name for name in SCOUTS if name in self.methods] or list(self.methods)
-        found: list[tuple[float, Pair, AnyProgram]] = []
+        found: list[tuple[float, str, AnyProgram]] = []
         for name in scouts:
             for spacing, states in list(self._spacings(self.methods[name], count).items())[:1]:
-                program = self.built(pair := Pair(name, spacing), states)
+                program = self.built(Pair(name, spacing), states)
                 excess = self.excess(program, FIRST_CALLS)[:-1]
-                found.append((float(np.median(excess)), pair, program))
-        least, pair, program = min(found, key=lambda tried: tried[0], default=(0.0, None, None))
-        if program is None or pair is None or least <= self.limit:
-            return None
-        return self.entry(program, self.methods[pair.method].group)
+                found.append((float(np.median(excess)), self.methods[name].group, program))
+        least, group, program = min(found, key=lambda tried: tried[0])
+        return self.entry(program, group) if least > self.limit else None
 
     def published(self, count: int) -> list[Entry]:
         """The best tables of published methods with so many evaluations, best first."""
