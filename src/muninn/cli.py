@@ -155,6 +155,7 @@ def survey(
     target: Target,
     metric: Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")] = "rms_step",
     risk: Annotated[float, typer.Option(help="As it will be calibrated.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="As it will be calibrated.")] = 0.95,
     calls: Annotated[int | None, typer.Option(help="Take the first so many contexts.")] = None,
     seed: Annotated[int, typer.Option(help="As it will be calibrated.")] = 0,
     picture: Annotated[
@@ -166,8 +167,8 @@ def survey(
     """How few evaluations, at which deviation: look before you choose a tolerance."""
     for path in (out, picture):
         _require_free(path)
-    from muninn.certify.survey import require_drawing
     from muninn.certify.survey import survey as look
+    from muninn.certify.surveyed import require_drawing
     from muninn.certify.target import blamed, load, some
 
     if picture is not None:
@@ -176,8 +177,8 @@ def survey(
     with blamed(file):
         given = some(contexts, calls)
         found = look(
-            planner, given, metric=metric, risk=risk, seed=seed, workers=workers,
-            progress=console.is_terminal,
+            planner, given, metric=metric, risk=risk, confidence=confidence, seed=seed,
+            workers=workers, progress=console.is_terminal,
         )  # fmt: skip
     console.print(escape(found.markdown()), highlight=False, soft_wrap=True)
     if out is not None:
