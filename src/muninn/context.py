@@ -161,20 +161,19 @@ def unlike(was: dict[str, Any], now: dict[str, Any]) -> str:
     'a row of context is (2,) float64, calibrated was (2,) float32; convert it: .to(torch.float32)'
     """
     places = [key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)]
-    pairs = [(was.get(place), now.get(place)) for place in places]
+    pairs: list[tuple[Any, Any]] = [(was.get(place), now.get(place)) for place in places]
     said = [
         f"a row of {place} is {_said(here)}, calibrated was {_said(there)}"
-        for place, (there, here) in list(zip(places, pairs, strict=True))[:3]
+        for place, (there, here) in zip(places, pairs, strict=True)
     ]
     advice = "give contexts like those calibrated, or calibrate with these"
     if all(_is_tensor(part) for pair in pairs for part in pair):
         if all(len(here[0]) == len(there[0]) - 1 for there, here in pairs):
             advice = "a single call is context[None]"
         elif all(there[0] == here[0] for there, here in pairs):
-            advice = "convert it: " + ", ".join(
-                dict.fromkeys(f".to(torch.{there[1]})" for there, _ in pairs)
-            )
-    return f"{'; '.join(said)}; {advice}"
+            dtypes = dict.fromkeys(f".to(torch.{there[1]})" for there, _ in pairs)
+            advice = f"convert it: {', '.join(dtypes)}"
+    return f"{'; '.join(said[:3])}; {advice}"
 
 
 def _is_tensor(part: Any) -> bool:
