@@ -100,6 +100,9 @@ class GivenUnits:
             for unit in units
         ]
 
+    def full_of(self, units: Sequence[int]) -> dict[int, Tensor]:
+        return {}
+
     def identity(self) -> dict[str, Any]:
         return {"count": self.count}
 

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -214,5 +215,7 @@ class PairedCalls:
         return np.concatenate([self.run(program, part)[1].charged for part in parts])
 
     def parts(self, calls: list[int]) -> list[list[int]]:
-        """Calls that are run together."""
-        return [calls[at : at + self.batch] for at in range(0, len(calls), self.batch)]
+        """Calls that are run together: as few parts as can be, of equal size for equal workers."""
+        count = -(-len(calls) // self.batch)
+        ends = [len(calls) * part // max(1, count) for part in range(count + 1)]
+        return [calls[first:last] for first, last in pairwise(ends)]

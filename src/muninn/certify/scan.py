@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,15 @@ class Measuring:
     functions: Sequence[object] = ()  # what else computes: the metric and the tolerance
 
     def __call__(self, item: tuple[Any, ...]) -> tuple[list[Any], dict[int, Tensor]]:
-        """Outcomes of a program on a chunk, and the full trajectories that were computed for it."""
+        """Outcomes of a program on a chunk, and the full trajectories that were computed for it.
+
+        An item is a program and a chunk, and may bring full trajectories that are known already.
+        """
+        program, chunk, *brought = item
+        for full in brought:
+            self.units.known.update(full)
         before = set(self.units.known)
-        outcomes = self.units.measure(*item)
+        outcomes = self.units.measure(program, chunk)
         return outcomes, {c: full for c, full in self.units.known.items() if c not in before}
 
     def _marks(self) -> dict[str, Any]:
@@ -100,9 +106,13 @@ class Scan:
         keys = [f"{part}/{member}/{chunk[0]}-{chunk[-1]}" for chunk in chunks]
         program = self.family.member(member)
         stored = [self.journal.get(key) for key in keys]
-        missing = [(program, chunk) for chunk, s in zip(chunks, stored, strict=True) if s is None]
-        # A copy for every member: it knows the full trajectories of the members before.
-        fresh = self.workers.map(replace(self.measuring), missing) if missing else iter(())
+        # Each chunk brings its full trajectories, so that no worker computes them a second time.
+        missing = [
+            (program, chunk, units.full_of(chunk))
+            for chunk, s in zip(chunks, stored, strict=True)
+            if s is None
+        ]
+        fresh = self.workers.map(self.measuring, missing) if missing else iter(())
         for chunk, key, entries in zip(chunks, keys, stored, strict=True):
             if entries is None:
                 outcomes, full = next(fresh)

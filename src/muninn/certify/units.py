@@ -101,6 +101,11 @@ class OpenLoop:
         of_units = zip(*(np.split(values, ends) for values in arrays), strict=True)
         return [Outcome(*(part.tolist() for part in parts)) for parts in of_units]
 
+    def full_of(self, units: Sequence[int]) -> dict[int, Tensor]:
+        """Full trajectories of some units' calls, as far as they are known."""
+        calls = [call for unit in units for call in self._calls[unit]]
+        return {call: self.known[call] for call in calls if call in self.known}
+
     def identity(self) -> dict[str, Any]:
         """Content of the calls, JSON-ready, for the journal."""
         grouping = hashlib.sha256(repr(self._calls).encode()).hexdigest()[:16]
@@ -165,7 +170,7 @@ class ClosedLoop:
     form: dict[str, Any] | None = None  # of every context, known after the examples
     loop: ClassVar[str] = "closed"
     chunk: ClassVar[int] = 1
-    known: ClassVar[dict[int, Tensor]] = {}  # every program meets states of its own
+    known: ClassVar[dict[int, Tensor]] = {}
 
     def __post_init__(self) -> None:
         self.count = self.episodes.count
@@ -205,6 +210,10 @@ class ClosedLoop:
         draw = np.random.default_rng(call_seed(self.seed, unit, 1, 1)).random()
         chosen = int(draw * len(outcome.deviation))
         return Outcome(*([values[chosen]] for values in asdict(outcome).values()))
+
+    def full_of(self, units: Sequence[int]) -> dict[int, Tensor]:
+        """None: every program meets states of its own."""
+        return {}
 
     def identity(self) -> dict[str, Any]:
         """The driver, with all that it reads, JSON-ready, for the journal."""

@@ -212,6 +212,31 @@ def test_what_no_worker_can_have_is_refused_in_one_sentence(two: Processes) -> N
         next(two.map(measuring, []))
 
 
+def test_a_chunk_brings_the_full_trajectories_that_are_known() -> None:
+    units = OpenLoop(PairedCalls(planner(), contexts(6), 6, rms_step, 0), 1.0, "call", None)
+    here, chunk, program = Measuring(units), [1, 4, 5], SHORT_FAMILY.member(1)
+    there = pickle.loads(pickle.dumps(here))
+    outcomes, computed = here((program, chunk))
+    assert sorted(computed) == chunk
+    again, computed_again = there((program, chunk, units.full_of(range(6))))
+    assert again == outcomes
+    assert not computed_again
+
+
+def test_one_function_measures_all_members_so_that_planners_travel_once() -> None:
+    class Noting(Map):
+        functions: set[int] = set()  # noqa: RUF012
+
+        def map(self, function: Any, items: Any) -> Iterator[Any]:
+            if isinstance(function, Measuring):
+                self.functions.add(id(function))
+            return super().map(function, items)
+
+    issued = certificate(workers=Noting())
+    assert len(issued.realised) > 1
+    assert len(Noting.functions) == 1
+
+
 def test_a_worker_on_another_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     paired = PairedCalls(planner(), contexts(4), 4, rms_step, 0)
     elsewhere: Any = SimpleNamespace(**{**vars(planner()), "device": torch.device("cuda")})
