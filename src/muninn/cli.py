@@ -67,7 +67,9 @@ def new(
     _require_free(file)
     template = Path(__file__).with_name("template.txt").read_text()
     write_whole(file, template.replace("FILE", str(file)))
-    console.print(f"wrote {file}; it runs as it is: muninn survey {file}:planner", soft_wrap=True)
+    console.print(
+        f"wrote {file}; it runs as it is: muninn survey {file}:planner --calls 400", soft_wrap=True
+    )
 
 
 @app.command()
@@ -115,7 +117,7 @@ def calibrate(
     journal = out.with_name(out.name + ".journal")
     begun = journal.exists()
     try:
-        with blamed(file):
+        with blamed(file, contexts):
             certificate = certify(
                 planner,
                 some(contexts, calls),
@@ -174,7 +176,7 @@ def survey(
     if picture is not None:
         require_drawing()
     planner, contexts, file = load(target)
-    with blamed(file):
+    with blamed(file, contexts):
         given = some(contexts, calls)
         found = look(
             planner, given, metric=metric, risk=risk, confidence=confidence, seed=seed,
@@ -202,7 +204,7 @@ def evaluate(
     from muninn.certify.target import blamed, load, some
 
     planner, contexts, file = load(target)
-    with blamed(file):
+    with blamed(file, contexts):
         fresh = some(contexts, calls, last=True)
         found = judge(
             planner, certificate, fresh, seed=seed, workers=workers, progress=console.is_terminal
