@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,12 @@ from muninn.certify.resumed import calibration_of, examined_before, known_by
 from muninn.certify.risk import require_risk, require_units, units_needed
 from muninn.certify.scan import Measuring, Scan
 from muninn.certify.tune import Objective, tune_family
-from muninn.certify.units import Episodes, UnitName, units_of
+from muninn.certify.units import Episodes, UnitName, Units, units_of
 from muninn.context import Context
 from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
+from muninn.identity.rows import met_again
 from muninn.model.planner import Planner
 from muninn.parallel import Workers, workers_of
 from muninn.programs.plan import Family
@@ -125,6 +127,8 @@ def calibrate(
         planner, calls, deviation, tolerance, unit, episode_of, seed, batch_size, reference
     )
     in_force = arithmetic(planner.device)
+    if family is not None:
+        _require_untuned(family, units)
     split = split_units(units.count, risk, confidence, tune=family is None, seed=seed)
     terms: dict[str, Any] = {
         "tolerance": None if callable(tolerance) else tolerance,
@@ -166,6 +170,7 @@ def calibrate(
                     tuning, tolerance, share, objective=objective, journal=journal, task=task,
                     workers=crew,
                 )  # fmt: skip
+                family = replace(family, tuned_on=units.marks(split["tune"]))
                 journal.put("family", family.to_json())
             else:
                 family = Family.from_json(stored)
@@ -189,6 +194,7 @@ def calibrate(
         realised=realised,
         estimates=np.asarray(estimates, dtype=np.float64),
         bound=bound,
+        calibrated_on=units.marks(range(units.count)) if units.loop == "open" else "",
         **known_by(planner, examined, units, in_force),
         **terms,
     )
@@ -199,6 +205,17 @@ def _require_default(**given: object) -> None:
     for name, value in given.items():
         if value is not None:
             raise InputError(f"{name} does not go with Outcomes, which have a margin; leave it out")
+
+
+def _require_untuned(family: Family, units: Units) -> None:
+    """Calls that chose a family count too few of its violations: they cannot certify it."""
+    if met := met_again(family.tuned_on, units.marks(range(units.count))):
+        what, other = ("calls", "contexts") if units.loop == "open" else ("episodes", "a seed")
+        raise InputError(
+            f"this family was tuned on {met} of these {units.count} {what}: they would certify it "
+            f"too easily. Give {other} that tuning did not see, or leave the family out: then "
+            "calibrate tunes one on a part of them that it keeps apart"
+        )
 
 
 def _split_sizes(count: int, risk: float, tune: bool) -> dict[str, int]:

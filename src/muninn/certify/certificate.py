@@ -86,6 +86,7 @@ class Certificate:
     choosable: int | None = None
     # Where an outcome is promised instead of a deviation: what, and what else was seen.
     outcome: dict[str, Any] | None = None
+    calibrated_on: str = ""  # marks of the given contexts: they cannot judge it
     schema: int = certificate_file.SCHEMA  # 1 has neither questions nor form
 
     def choices(self) -> list[int]:
@@ -207,8 +208,8 @@ class Certificate:
         data = {name: getattr(self, name) for name in names}
         data["family"] = self.family.to_json()
         data["bound_quantile"] = None if self.bound is None else self.bound.quantile
-        if self.arithmetic is not None:  # so that older certificates stay what they were
-            data["arithmetic"] = self.arithmetic
+        # Only where there is one, so that older certificates stay what they were.
+        data |= {name: getattr(self, name) for name in _LATER if getattr(self, name)}
         arrays = {"estimates": self.estimates}
         if self.bound is not None:
             arrays["bound_estimate"] = self.bound.estimate
@@ -241,7 +242,7 @@ class Certificate:
                 family=Family.from_json(data["family"]),
                 bound=bound,
                 estimates=arrays["estimates"],
-                arithmetic=data.get("arithmetic"),
+                **{name: data[name] for name in _LATER if name in data},
                 questions=None if asked is None else Questions.from_file(asked, arrays),
                 **{name: data[name] for name, since in _FIELDS.items() if data["schema"] >= since},
             )
@@ -256,6 +257,9 @@ _PLAIN = (
 _FIELDS = {name: 1 for name in _PLAIN} | {name: 2 for name in ("form", "together", "unasked")}
 _FIELDS |= {"choosable": 3, "outcome": 4}
 """Fields by the schema that they came with."""
+
+_LATER = ("arithmetic", "calibrated_on")
+"""Fields that a file may lack."""
 
 
 def _generation(version: str) -> list[str]:

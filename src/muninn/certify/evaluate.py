@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from muninn.certify.cached import cache
 from muninn.certify.calibrate import whole
@@ -21,11 +19,11 @@ from muninn.certify.paired import median_seconds
 from muninn.certify.risk import excess_p_value, units_needed, wilson
 from muninn.certify.scan import Measuring
 from muninn.certify.sources import gather
-from muninn.certify.stored_context import restore
 from muninn.certify.units import Episodes, Outcome, UnitName, units_of
-from muninn.context import Context, tensors
+from muninn.context import Context
 from muninn.engines.choose import runtime_for
 from muninn.errors import CertificateError, InputError
+from muninn.identity.rows import met_again
 from muninn.model.planner import Planner
 from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
@@ -129,6 +127,10 @@ def evaluate(
     units = units_of(
         planner, contexts, deviation, limit, unit, episode_of, seed, made.batch_size, reference
     )
+    if met := met_again(made.calibrated_on, units.marks(range(units.count))):
+        raise InputError(
+            f"{met} of these contexts were calibrated on: only new ones can judge the certificate"
+        )
     needed = units_needed(made.risk, made.confidence or 0.95)
     if units.count < needed:
         raise InputError(
@@ -174,39 +176,9 @@ def evaluate(
 
 
 def _require_fresh(made: Certificate, contexts: Context | Episodes | int, seed: int) -> None:
-    """Raise InputError where calls are of another kind than calibrated, or the calibrated ones."""
+    """Raise InputError where calls are of another loop than calibrated, or have its seed."""
     if isinstance(contexts, Episodes) != (made.loop == "closed"):
         wanted = "muninn.Episodes" if made.loop == "closed" else "contexts, or a number of calls"
         raise InputError(f"this is a certificate of the {made.loop} loop: give {wanted}")
     if seed == made.seed:
         raise InputError(f"seed {seed} is that of the calibration; take another for fresh calls")
-    if made.questions is None or isinstance(contexts, Episodes | int):
-        return
-    asked, given = made.questions, dict(tensors(contexts))
-    # The questions hold the first and the last calibrated context.
-    held = dict(tensors(restore(asked.context, asked.arrays, torch.device("cpu"))))
-    rows = {len(values) for values in given.values()}
-    if len(rows) != 1 or any(
-        len(held.get(path, ())) != 2 or held[path].shape[1:] != values.shape[1:]
-        for path, values in given.items()
-    ):
-        return
-    same = torch.ones(2, rows.pop(), dtype=torch.bool)
-    for path, values in given.items():
-        for place in (0, 1):
-            same[place] &= (values.cpu() == held[path][place]).flatten(1).all(dim=1)
-    # Contexts of few kinds are met again by chance, but then more than once; numbers with a
-    # fraction are not met again by chance.
-    both = (same.sum(dim=1) == 1).all() and not (same[0] & same[1]).any()
-    met = [place for place in (0, 1) if same[place].sum() == 1]
-    if both or any(_has_fraction(held, place) for place in met):
-        raise InputError(
-            "these contexts, or some of them, were calibrated on: the certificate holds the first "
-            "and the last of those. Only new contexts can judge it"
-        )
-
-
-def _has_fraction(held: dict[str, Tensor], place: int) -> bool:
-    """Whether most numbers of a stored context are no whole ones."""
-    rows = [values[place] for values in held.values() if values.is_floating_point()]
-    return any((row != row.round()).double().mean() > 0.5 for row in rows if row.numel())

@@ -41,15 +41,9 @@ class Measuring:
     functions: Sequence[object] = ()  # what else computes: the metric and the tolerance
 
     def __call__(self, item: tuple[Any, ...]) -> tuple[list[Any], dict[int, Tensor]]:
-        """Outcomes of a program on a chunk, and the full trajectories that were computed for it.
-
-        An item is a program and a chunk, and may bring full trajectories that are known already.
-        """
-        program, chunk, *brought = item
-        for full in brought:
-            self.units.known.update(full)
+        """Outcomes of a program on a chunk, and the full trajectories that were computed for it."""
         before = set(self.units.known)
-        outcomes = self.units.measure(program, chunk)
+        outcomes = self.units.measure(*item)
         return outcomes, {c: full for c, full in self.units.known.items() if c not in before}
 
     def _marks(self) -> dict[str, Any]:
@@ -88,6 +82,19 @@ class Measuring:
 
 
 @dataclass
+class Informed:
+    """Measures chunks that bring full trajectories, so that no worker computes them again."""
+
+    measuring: Measuring
+
+    def __call__(self, item: tuple[Any, ...]) -> tuple[list[Any], dict[int, Tensor]]:
+        """Of known full trajectories and what is measured."""
+        full, *asked = item
+        self.measuring.units.known.update(full)
+        return self.measuring(tuple(asked))
+
+
+@dataclass
 class Scan:
     """A family that is measured on units chunk by chunk; finished chunks are in the journal."""
 
@@ -96,6 +103,9 @@ class Scan:
     journal: Journal
     workers: Map
     task: Task
+
+    def __post_init__(self) -> None:
+        self._informed = Informed(self.measuring)  # one object, so that it travels once
 
     def _outcomes(
         self, member: int, split: list[int], part: str, description: str
@@ -106,13 +116,12 @@ class Scan:
         keys = [f"{part}/{member}/{chunk[0]}-{chunk[-1]}" for chunk in chunks]
         program = self.family.member(member)
         stored = [self.journal.get(key) for key in keys]
-        # Each chunk brings its full trajectories, so that no worker computes them a second time.
         missing = [
-            (program, chunk, units.full_of(chunk))
+            (units.full_of(chunk), program, chunk)
             for chunk, s in zip(chunks, stored, strict=True)
             if s is None
         ]
-        fresh = self.workers.map(self.measuring, missing) if missing else iter(())
+        fresh = self.workers.map(self._informed, missing) if missing else iter(())
         for chunk, key, entries in zip(chunks, keys, stored, strict=True):
             if entries is None:
                 outcomes, full = next(fresh)

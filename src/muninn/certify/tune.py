@@ -18,6 +18,7 @@ from muninn.certify.scores import Entry
 from muninn.certify.second_look import look_members
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
+from muninn.identity.rows import row_marks
 from muninn.model.planner import Planner
 from muninn.parallel import Map, Workers, workers_of
 from muninn.programs.plan import Family, Program
@@ -111,9 +112,10 @@ def frontier_family(
     fewest = frontier.steps
     report: dict[str, Any] = {"notes": frontier.notes}
     full = Program.full(frontier.paired.planner.sampler.kind)
+    marks = row_marks(frontier.paired.context)
     if rungs and (lost := _hopeless(frontier, rungs)) is not None:
         frontier.notes.append(f"hardly any call keeps the tolerance with {rungs[0]} evaluations")
-        return Family((full, lost.program), "frontier", report)
+        return Family((full, lost.program), "frontier", report, marks)
     if rungs:
         at = _cheapest_rung(frontier, rungs)
         fewest = rungs[at]
@@ -157,7 +159,7 @@ def frontier_family(
         )
     entries = safer_first(entries)
     programs = dict.fromkeys(entry.program for entry in entries)
-    return Family((full, *programs), "frontier", report)
+    return Family((full, *programs), "frontier", report, marks)
 
 
 def _fewest(entries: list[Entry]) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -171,6 +171,8 @@ class Family:
     name: str  # for people: "frontier", "static", "adaptive"
     # What tuning found at the fewest evaluations: which method won, and by how much.
     search: dict[str, Any] | None = field(default=None, compare=False)
+    # Marks of the calls that it was tuned on: they cannot certify it.
+    tuned_on: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         first = self.programs[0] if self.programs else None
@@ -197,19 +199,23 @@ class Family:
 
         Members that share a forecast are written as families were before tables existed.
         """
+        tuned = {"tuned_on": self.tuned_on} if self.tuned_on else {}
         loops = [program for program in self.programs if isinstance(program, Program)]
         shared = len(loops) == len(self.programs) and len({loop.forecast for loop in loops}) == 1
         if shared and self.search is None:
             plans = [loop.plan.to_json() for loop in loops]
-            return {"name": self.name, "forecast": loops[0].forecast.to_json(), "plans": plans}
+            forecast = loops[0].forecast.to_json()
+            return {"name": self.name, "forecast": forecast, "plans": plans, **tuned}
         programs = [program.to_json() for program in self.programs]
-        return {"name": self.name, "programs": programs, "search": self.search}
+        return {"name": self.name, "programs": programs, "search": self.search, **tuned}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Family:
         """The family that :meth:`to_json` described."""
+        tuned_on = data.get("tuned_on", "")
         if "programs" not in data:
             plans = [Plan.from_json(plan) for plan in data["plans"]]
-            return cls.of(AnyForecast.from_json(data["forecast"]), plans, data["name"])
+            family = cls.of(AnyForecast.from_json(data["forecast"]), plans, data["name"])
+            return replace(family, tuned_on=tuned_on)
         programs = tuple(map(AnyProgram.from_json, data["programs"]))
-        return cls(programs, data["name"], data["search"])
+        return cls(programs, data["name"], data["search"], tuned_on)

@@ -28,7 +28,7 @@ from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
 from muninn.certify.risk import choose_member, order_statistic
-from muninn.certify.scan import Measuring, Scan
+from muninn.certify.scan import Informed, Measuring, Scan
 from muninn.certify.units import Episodes, OpenLoop
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
@@ -214,11 +214,11 @@ def test_what_no_worker_can_have_is_refused_in_one_sentence(two: Processes) -> N
 
 def test_a_chunk_brings_the_full_trajectories_that_are_known() -> None:
     units = OpenLoop(PairedCalls(planner(), contexts(6), 6, rms_step, 0), 1.0, "call", None)
-    here, chunk, program = Measuring(units), [1, 4, 5], SHORT_FAMILY.member(1)
+    here, chunk, program = Informed(Measuring(units)), [1, 4, 5], SHORT_FAMILY.member(1)
     there = pickle.loads(pickle.dumps(here))
-    outcomes, computed = here((program, chunk))
+    outcomes, computed = here((units.full_of(chunk), program, chunk))
     assert sorted(computed) == chunk
-    again, computed_again = there((program, chunk, units.full_of(range(6))))
+    again, computed_again = there((units.full_of(range(6)), program, chunk))
     assert again == outcomes
     assert not computed_again
 
@@ -228,7 +228,7 @@ def test_one_function_measures_all_members_so_that_planners_travel_once() -> Non
         functions: set[int] = set()  # noqa: RUF012
 
         def map(self, function: Any, items: Any) -> Iterator[Any]:
-            if isinstance(function, Measuring):
+            if isinstance(function, Informed):
                 self.functions.add(id(function))
             return super().map(function, items)
 

@@ -106,7 +106,7 @@ def test_a_tolerance_that_nothing_keeps_is_found_out_soon() -> None:
     tuned(task=lambda *_: usual.append)
     assert len(tried) < len(usual)
     certificate = muninn.calibrate(
-        paired_calls().planner, contexts(200), tolerance=1e-12, family=found, progress=False
+        paired_calls().planner, contexts(200, 1), tolerance=1e-12, family=found, progress=False
     )
     assert certificate.member == 0 and certificate.promise().startswith("No speed-up")
 
