@@ -67,9 +67,8 @@ def new(
     _require_free(file)
     template = Path(__file__).with_name("template.txt").read_text()
     write_whole(file, template.replace("FILE", str(file)))
-    console.print(
-        f"wrote {file}; it runs as it is: muninn survey {file}:planner --calls 400", soft_wrap=True
-    )
+    tried = f"muninn survey {file}:planner --calls 400"
+    console.print(f"wrote {file}; it runs as it is: {tried}", soft_wrap=True)
 
 
 @app.command()

@@ -108,7 +108,8 @@ class Processes(Map):
                 waiting.extend(islice(futures, 1))
         except BrokenProcessPool as error:
             raise MuninnError(
-                "a worker process died (was memory short?); what was finished is kept where there "
+                "a worker process died. Was memory short? Then take fewer workers or a smaller "
+                "batch_size. What was finished is kept where there "
                 "is a journal: run the command again"
             ) from error
         finally:  # whoever iterates may have stopped

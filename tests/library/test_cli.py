@@ -54,7 +54,7 @@ def test_inspect_prints_the_promise_and_its_limits(certificate: Path) -> None:
     assert result.exit_code == 0
     words = " ".join(result.output.split())
     assert "evaluations a call, at most 10.0% of new calls deviate" in words
-    assert "Not promised" in words and "ddim" in words and "member 1" in words
+    assert "Not promised" in words and "ddim" in words and "number 1 of the programs" in words
     for unchecked in UNCHECKED:
         assert " ".join(unchecked.split()) in words
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -21,8 +23,8 @@ def print_certificate(console: Console, certificate: Certificate, unchecked: boo
     identity, counts = certificate.identity, certificate.counts
     sampler = identity["sampler"]
     rows = {
-        "program": f"member {certificate.member} of the {certificate.family.name} family "
-        f"(0 is full compute, {len(certificate.family) - 1} the most aggressive)",
+        "program": f"number {certificate.member} of the programs that were tried, from careful (0, "
+        f"full compute) to bold ({len(certificate.family) - 1})",
         "runs": str(certificate.program),
         "per-call bound": "none: an outcome is promised"
         if certificate.bound is None
@@ -34,7 +36,7 @@ def print_certificate(console: Console, certificate: Certificate, unchecked: boo
         "model": f"{identity['model']['denoiser']}, {identity['model']['parameters']:,} numbers, "
         f"weights {identity['model']['weights'] or 'not found: cannot be checked'}",
         "guidance": str(identity["model"]["guidance"]),
-        "sampler": ", ".join(f"{key} {value}" for key, value in sampler.items()),
+        "sampler": _sampler(sampler),
         "runs on": f"{identity['device']}, {identity['dtype']}, shape {identity['shape']}, "
         f"engine {identity.get('engine', 'eager')}, arithmetic "
         + (str(certificate.arithmetic) if certificate.arithmetic else "torch's default"),
@@ -43,13 +45,13 @@ def print_certificate(console: Console, certificate: Certificate, unchecked: boo
     for name, value in rows.items():
         facts.add_row(f"[bold]{name}[/]", escape(value))
     console.print(facts)
-    title = "Scan of the family on the certify split"
+    title = "Programs on the calls that certify, from careful to bold"
     if certificate.outcome is None:
         allowed = order_statistic(counts["certify"], certificate.risk, certificate.confidence) - 1
         title += f": at most {allowed} of {counts['certify']} may violate"
     scan = Table(title=title)
     what = "deviation p95" if certificate.outcome is None else "mean score"
-    for heading in ("member", "evaluations", what, "violations", "accepted"):
+    for heading in ("program", "evaluations", what, "violations", "accepted"):
         scan.add_column(heading, justify="right")
     for row in certificate.realised:
         scan.add_row(
@@ -64,3 +66,15 @@ def print_certificate(console: Console, certificate: Certificate, unchecked: boo
         console.print("[bold]Not checked[/] when this certificate is used:")
     for words in certificate.unchecked() if unchecked else ():
         console.print(f"- {words}", markup=False, highlight=False)
+
+
+def _sampler(sampler: dict[str, Any]) -> str:
+    """The description of a sampler, its settings in words."""
+    left = dict(sampler)
+    name, steps, kind = left.pop("name"), left.pop("steps"), left.pop("kind")
+    said = [f"{name}, {steps} steps of a network that predicts {kind}"]
+    clip, keeps = left.pop("clip", None), left.pop("keep_epsilon", False)
+    if clip is not None:
+        follows = "keeps the network's" if keeps else "follows from the clipped"
+        said.append(f"clean plans clipped at {clip:g} (noise estimate {follows})")
+    return ", ".join([*said, *(f"{key.replace('_', ' ')} {value}" for key, value in left.items())])

@@ -62,10 +62,11 @@ class Evaluation:
     def sentence(self) -> str:
         """The judgement in one plain sentence."""
         share, (low, high) = self.violations / self.units, self.interval
+        doubt = "" if self.kept else f", p = {self.p_value:.2g} if the promise were true"
         return (
             f"{'Kept' if self.kept else 'Not kept'}: {self.violations} of {self.units} new "
             f"{self.unit}s went beyond the tolerance ({share:.1%}, 95% interval {low:.1%} to "
-            f"{high:.1%}, p = {self.p_value:.2g}), and the promise was: {self.promise}"
+            f"{high:.1%}{doubt}), and the promise was: {self.promise}"
         )
 
     def to_json(self) -> dict[str, Any]:

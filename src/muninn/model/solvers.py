@@ -66,7 +66,9 @@ def ddim(
         schedule, steps: the model's training schedule, and how many of its steps are taken.
         kind: what the network predicts.
         eta: 0 is deterministic, 1 has the posterior variance of DDPM.
-        clip, keep_epsilon: bound on |x0|, and diffusers' ``use_clipped_model_output=False``.
+        clip: bound on |x0|, the clean plan.
+        keep_epsilon: what a step does with the noise estimate where x0 was clipped: keep the
+            network's, as diffusers' ``DDIMScheduler`` does, or derive it again, as Diffuser does.
         spacing, offset: as in diffusers (``timestep_spacing``, ``steps_offset``).
         end_clean: the last step ends at alpha_bar = 1 (``set_alpha_to_one``).
     """
