@@ -142,7 +142,7 @@ def demo(
     if smoke:
         study.shrink()
     console.print("[bold]1. Survey[/]: how few evaluations, how close to full compute?")
-    looked = context_rows(task, variant, Stream.TUNE, 80 if smoke else 256, seed)
+    looked = context_rows(task, variant, Stream.TUNE, 80 if smoke else calls, seed)
     found = muninn.survey(
         study.planner, looked, metric=task.metric(variant), check=TASK.good, seed=seed
     )
