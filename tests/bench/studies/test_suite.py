@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import control_cases as cases
 from muninn.certify.metrics import measure, rms_step
@@ -19,6 +20,7 @@ from muninn.model.schedule import FloatArray
 from muninn.parallel import Map
 from muninn.programs.plan import Family, Program
 from muninn.progress import bars
+from muninn_bench.cli import app
 from muninn_bench.measure.protocol import plain
 from muninn_bench.measure.rollout import roll_out
 from muninn_bench.report.table import read_csv
@@ -287,3 +289,30 @@ def test_episodes_of_one_step_are_scored(task: ControlTask, tmp_path: Path) -> N
     driven = drives.of("any", FULL, Stream.TEST, 5)
     assert driven.calls.tolist() == [1.0] * 5
     assert driven.score == pytest.approx(np.full(5, 100.0 / 6.0))
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_command_runs_a_pair_from_its_weights_and_merges_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = ["suite", "--task", "hopper", "--variant", "diffusion-ql", "--out", str(out)]
+    sizes = {"episodes": 20, "most-calls": 5, "tune": 16, "certify": 60, "test": 20, "closed": 0,
+             "outcome": 0, "timed": 2}  # fmt: skip
+    chosen = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    said = CliRunner().invoke(app, [*given, *chosen], catch_exceptions=False)
+    assert said.exit_code == 0 and "wrote" in said.output
+    rows = read_csv(out / "rows.csv")
+    assert {row["episodes"] for row in rows} == {20}
+    assert {row["method"] for row in rows} == {
+        "full", "muninn", "fewsteps", "dpmsolver", "paper", "paper-penultimate",
+    }  # fmt: skip
+    merged = ["suite", "--merge", str(out), "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(app, merged, catch_exceptions=False).exit_code == 0
+    assert len(read_csv(tmp_path / "out" / "rows.csv")) == len(rows)
+
+
+def test_a_command_without_a_pair_says_what_to_name() -> None:
+    with pytest.raises(InputError, match="name a pair, --task hopper"):
+        CliRunner().invoke(app, ["suite"], catch_exceptions=False)

@@ -12,7 +12,7 @@ from muninn.errors import InputError
 from muninn_bench.measure.statistics import excess_p_value
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.studies.suite.lines import FIDELITY, MEAN, Line
-from muninn_bench.studies.suite.page import LEVEL, judged, write_suite
+from muninn_bench.studies.suite.page import LEVEL, judged, where_it_matters, write_suite
 from muninn_bench.studies.suite.published import PUBLISHED, published
 from muninn_bench.studies.suite.rows import COLUMNS, FILES, KEY, _p_value, merge_rows
 
@@ -149,3 +149,18 @@ def test_the_papers_rows_are_those_of_its_table() -> None:
         assert said.violations <= 0.05
     assert published("kitchen", "diffuser-complete") == published("kitchen", "diffuser")
     assert published("discs", "diffuser") is None
+
+
+def test_the_page_says_where_fewer_steps_lose_points(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "hopper", rows_of_a_pair())
+    fidelity = read_csv(folder / "fidelity.csv")
+    for each in fidelity:
+        each["difference_high"] = -1.0 if each["evaluations"] == 3 else 1.0
+    plain, tuned = where_it_matters(fidelity)
+    assert plain.startswith("Plain fewer steps") and plain.endswith(
+        "in 1 of 4 cases: hopper diffuser with 3 (-10.0)."
+    )
+    assert tuned.startswith("Tuned DPM-Solver++")
+    for each in fidelity:
+        each["difference_high"] = 1.0
+    assert all(said.endswith("in 0 of 4 cases.") for said in where_it_matters(fidelity))

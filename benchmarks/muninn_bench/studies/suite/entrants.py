@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from muninn.context import Context
 from muninn.engines.choose import runtime_for
@@ -20,11 +21,11 @@ from muninn.paper.gates import paper_budget
 from muninn.paper.ghost import GhostPairs
 from muninn.paper.named_split import NamedSplit
 from muninn.paper.policy import ProbedPlanner
-from muninn.paper.split import GuidedSplit, Probe, split_of
+from muninn.paper.split import GuidedSplit, Probe, Split, split_of
 from muninn.programs.plan import AnyProgram, Program
 from muninn.record import Record
 from muninn_bench.measure.protocol import Run, plain
-from muninn_bench.networks.on_gpu import moved
+from muninn_bench.networks.on_gpu import InGraphs, moved
 from muninn_bench.planners.decision_diffuser import LabelledDenoiser
 from muninn_bench.planners.diffusion_ql import CandidateDenoiser
 from muninn_bench.task import Task
@@ -92,7 +93,32 @@ class Site:
             inner = denoiser.denoiser
             split = NamedSplit(inner, inner.network, "first", "time_last")
             return {PAPER: Probe(GuidedSplit(denoiser, split))}
-        return {PAPER: Probe(split_of(denoiser))}
+        whole = split_of(denoiser)
+        return {PAPER: Probe(CapturedSplit(whole) if self.device == "cuda" else whole)}
+
+
+class CapturedSplit:
+    """A split whose parts are CUDA graphs: launched one by one, their kernels take minutes more.
+
+    For parts that are functions of tensors alone.
+    """
+
+    def __init__(self, split: Split) -> None:
+        self.stem = InGraphs(_Part(split.stem))
+        self.core = InGraphs(_Part(split.core))
+        self.feature = split.feature
+
+
+class _Part(nn.Module):
+    """A function of tensors as a module."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """What the function returns."""
+        return self._function(*given)
 
 
 @dataclass(frozen=True)

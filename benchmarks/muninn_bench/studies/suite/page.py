@@ -28,6 +28,9 @@ the rows."""
 LOST = -2.0
 """Points below which the lower limit of a paired difference must not lie."""
 
+LEAST_SPAN = 5.0
+"""Points that every panel shows on either side of full compute."""
+
 TITLES = {
     "diffuser": "Diffuser",
     "decision-diffuser": "Decision Diffuser",
@@ -55,6 +58,7 @@ def write_suite(folders: Sequence[Path], out: Path, command: str) -> list[str]:
         "calls": _span(row["calls"] for row in rows if row["method"] == OURS),
         "risk": RISK,
     }
+    words["where"] = " ".join(where_it_matters(fidelity))
     pictures = {"fidelity": lambda folder: draw_fidelity(rows, fidelity, folder / "fidelity.png")}
     write_page(out, Path(__file__).with_name("page.md"), words, tables, pictures)
     return [str(criterion) for criterion in criteria]
@@ -253,6 +257,8 @@ def draw_fidelity(rows: Sequence[Row], fidelity: Sequence[Row], path: Path) -> b
                     label=_label(variant, task, row_of == plain),
                 )  # fmt: skip
         axis.axhline(0.0, color=INK, linewidth=0.8, linestyle=":", label="full compute")
+        low, high = axis.get_ylim()
+        axis.set_ylim(min(low, -LEAST_SPAN), max(high, LEAST_SPAN))
         axis.set_xscale("log")
         ticks(axis.xaxis, sorted(counts))
         axis.invert_xaxis()
@@ -262,6 +268,25 @@ def draw_fidelity(rows: Sequence[Row], fidelity: Sequence[Row], path: Path) -> b
     outside_legend(figure)
     save(figure, path)
     return True
+
+
+def where_it_matters(fidelity: Sequence[Row]) -> Iterator[str]:
+    """Sentences: which planners lose points with fewer steps, and which do not."""
+    for method, words in zip(
+        ALTERNATIVES, ("Plain fewer steps", "Tuned DPM-Solver++"), strict=True
+    ):
+        lost: dict[str, list[str]] = {}
+        own = [row for row in fidelity if row["method"] == f"{FIDELITY}-{method}"]
+        for row in own:
+            if row["difference_high"] < 0.0:
+                at = f"{row['evaluations']:g} ({row['difference']:.1f})"
+                lost.setdefault(f"{row['task']} {row['variant']}", []).append(at)
+        count = sum(map(len, lost.values()))
+        said = "; ".join(f"{pair} with {', '.join(each)}" for pair, each in lost.items())
+        yield (
+            f"{words} score below full compute, by the 95% interval of the paired difference, in "
+            f"{count} of {len(own)} cases{': ' if said else ''}{said}."
+        )
 
 
 def _planner(row: Row) -> str:

@@ -66,7 +66,8 @@ class Sizes:
         ghosts: calls of the published method's calibration, the paper's number.
         episodes: that every method drives for its score.
         closed: episodes of a certificate in the closed loop; 0 for none.
-        outcome: of the certificate of the mean score at most; 0 for none.
+        scored: episodes to tune for the certificate of the mean score.
+        outcome: episodes of it at most; 0 for none.
         together: of these, before the evidence is looked at.
         timed: single calls of every method.
         lanes: episodes side by side.
@@ -81,6 +82,7 @@ class Sizes:
     ghosts: int = 4096
     episodes: int = 150
     closed: int = 256
+    scored: int = 150
     outcome: int = 600
     together: int = 300
     timed: int = 40
@@ -91,8 +93,8 @@ class Sizes:
 
 
 SMOKE = Sizes(
-    tune=8, certify=59, test=6, ghosts=24, episodes=4, closed=59, outcome=16, together=16, timed=2,
-    lanes=16, most_calls=2, margin=100.0, tuned=False,
+    tune=8, certify=59, test=6, ghosts=24, episodes=4, closed=59, scored=8, outcome=16, together=16,
+    timed=2, lanes=16, most_calls=2, margin=100.0, tuned=False,
 )  # fmt: skip
 
 
@@ -259,7 +261,7 @@ class Suite:
                 drives,
                 journal,
                 bar,
-                tune=max(8, sizes.lanes),
+                tune=sizes.scored,
                 certify=sizes.outcome,
                 together=sizes.together,
                 margin=sizes.margin,
