@@ -168,6 +168,16 @@ class Together(Protocol):
 
 
 @runtime_checkable
+class Choosing(Protocol):
+    """The plans of some planners are candidates, of which the task executes one."""
+
+    def choice(self, variant: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """``choice(plans, contexts)``: the executed row of each plan, (batch,); None where a plan
+        is executed itself."""
+        ...
+
+
+@runtime_checkable
 class Guided(Protocol):
     """Its planners are guided, by returns for instance."""
 

@@ -34,6 +34,8 @@ class Policy:
         view: the part of plans that ``read`` looks at, where that is an affine function of them.
         bound: on normalised observations. What the data never showed, a kitchen knob that was
             always still, would otherwise be told as a number that no network has seen.
+        choice: ``choice(plans, contexts)``, the row of each plan that is executed, (batch,), where
+            a plan is a set of candidates.
     """
 
     planner: Planner
@@ -42,6 +44,7 @@ class Policy:
     read: Act
     view: Callable[[Tensor], Tensor] | None = None
     bound: float | None = None
+    choice: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def context(self, observation: FloatArray) -> Tensor:
         """What the planner is told, (1, observation)."""
