@@ -3,6 +3,11 @@
 At a guided timestep the sampler's step would go to a mean. Several gradient steps lead from there
 to another plan, and the prediction becomes the one whose step lands on it. So guidance is part of
 the prediction that a sampler consumes: a step that is forecast computes no gradient.
+
+Gradient steps can lead from the clean plan that the prediction means instead. At the last step both
+are the same. Before, a step goes only part of the way to the clean plan, so that a push of the mean
+is a push of the clean plan 1.4 to 6 times as far (25 steps of a cosine schedule), which the next
+steps take back: predictions at guided steps are then hard to forecast.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -30,6 +35,10 @@ CURVATURE = 32.0
 """Largest curvature of the roughness, twice 16: of a plan whose frames alternate."""
 
 
+Pushed = Literal["mean", "clean"]
+"""What gradient steps lead away from: the mean of the sampler's step, or the clean plan."""
+
+
 @dataclass(frozen=True, eq=False)
 class Push:
     """How far each row of a call is pushed at each timestep, (timesteps, rows) each.
@@ -39,11 +48,13 @@ class Push:
             guided.
         margins: metres from a box below which a sphere costs something.
         steps: gradient steps of one sampler step.
+        pushed: what they lead away from.
     """
 
     sizes: FloatArray
     margins: FloatArray
     steps: int
+    pushed: Pushed = "mean"
 
     def __post_init__(self) -> None:
         finite = np.isfinite(self.sizes).all() and np.isfinite(self.margins).all()
@@ -51,12 +62,14 @@ class Push:
             self.sizes.shape != self.margins.shape
             or not (finite and (self.sizes >= 0.0).all() and (self.margins > 0.0).all())
             or self.steps < 1
+            or self.pushed not in get_args(Pushed)
         ):
             raise InputError(
                 "sizes of gradient steps are finite and at least 0, margins finite and above 0, "
-                "(timesteps, rows) each, and there is at least one gradient step; got sizes of "
-                f"shape {self.sizes.shape} from {self.sizes.min():g}, margins of shape "
-                f"{self.margins.shape} from {self.margins.min():g}, {self.steps} steps"
+                "(timesteps, rows) each; there is at least one gradient step, from the 'mean' or "
+                f"the 'clean' plan; got sizes of shape {self.sizes.shape} from "
+                f"{self.sizes.min():g}, margins of shape {self.margins.shape} from "
+                f"{self.margins.min():g}, {self.steps} steps from {self.pushed!r}"
             )
 
 
@@ -87,7 +100,7 @@ class Descent(nn.Module):
                 f"a gradient step of size times smoothness {steepest / CURVATURE:g} overshoots on "
                 f"the roughness of a plan; keep the product at or below {2.0 / CURVATURE:g}"
             )
-        self.cost, self.steps = cost, push.steps
+        self.cost, self.steps, self.pushed = cost, push.steps, push.pushed
         self.register_buffer("sizes", torch.from_numpy(push.sizes).float())
         self.register_buffer("margins", torch.from_numpy(push.margins).float())
 
@@ -142,6 +155,8 @@ class CostGuidance:
         self.denoiser, self.objective, self.clip = denoiser, objective, sampler.clip
         at = np.argsort(times)
         levels = [sampler.affine(int(step), "epsilon")[:4] for step in at]
+        if objective.pushed == "clean":  # the mean of a step that goes all the way
+            levels = [(*level[:2], 1.0, 0.0) for level in levels]
         self._levels = torch.tensor(levels, dtype=torch.float64)
         guided = torch.nonzero(objective.sizes.amax(dim=1) > 0.0)
         self._last = int(guided.max()) if len(guided) else -1
@@ -177,6 +192,7 @@ class CostGuidance:
         return {
             "guidance": "cost",
             "gradient_steps": self.objective.steps,
+            "pushed": self.objective.pushed,
             "fineness": self.objective.cost.fineness,
             "denoiser": described(self.denoiser),
         }

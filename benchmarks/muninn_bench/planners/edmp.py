@@ -12,7 +12,7 @@ from torch import nn
 from muninn.model.planner import Planner
 from muninn.model.solvers import ddpm
 from muninn_bench.networks.agent import Agent
-from muninn_bench.planners.cost_guidance import Push, guided_planner
+from muninn_bench.planners.cost_guidance import Push, Pushed, guided_planner
 from muninn_bench.planners.motion_cost import MotionCost
 from muninn_bench.planners.motion_prior import CLIP, MotionPrior
 
@@ -32,6 +32,7 @@ class EDMP:
         gradient_steps: of one sampler step.
         loose: share of the margin at the first guided step.
         guided: share of the steps that is guided, the last ones.
+        pushed: what gradient steps lead away from.
     """
 
     prior: MotionPrior
@@ -40,6 +41,7 @@ class EDMP:
     gradient_steps: int = 5
     loose: float = 0.5
     guided: float = 0.25
+    pushed: Pushed = "mean"
     name: ClassVar[str] = "edmp"
 
     @property
@@ -55,7 +57,9 @@ class EDMP:
         tight = 1.0 - (1.0 - self.loose) * left
         sizes = [peak * left for _, peak in self.chains]
         margins = [margin * tight for (margin, _), _ in self.chains]
-        return Push(np.stack(sizes, axis=1), np.stack(margins, axis=1), self.gradient_steps)
+        return Push(
+            np.stack(sizes, axis=1), np.stack(margins, axis=1), self.gradient_steps, self.pushed
+        )
 
     def planner(self, agent: Agent, clearance: nn.Module) -> Planner:
         """Full compute for an arm, with the networks of a trained prior."""

@@ -11,7 +11,7 @@ from torch import nn
 from muninn.model.planner import Planner
 from muninn.model.solvers import ddim
 from muninn_bench.networks.agent import Agent
-from muninn_bench.planners.cost_guidance import Push, guided_planner
+from muninn_bench.planners.cost_guidance import Push, Pushed, guided_planner
 from muninn_bench.planners.motion_cost import MotionCost
 from muninn_bench.planners.motion_prior import CLIP, MotionPrior
 
@@ -31,6 +31,7 @@ class MPD:
         margin: metres from a box below which a sphere costs something.
         smoothness: weight of roughness, against a collision of 1.
         guided: share of the steps that is guided, the last ones.
+        pushed: what gradient steps lead away from.
     """
 
     prior: MotionPrior
@@ -40,13 +41,14 @@ class MPD:
     margin: float = 0.05
     smoothness: float = 0.5
     guided: float = 0.25
+    pushed: Pushed = "mean"
     name: ClassVar[str] = "mpd"
 
     def push(self) -> Push:
         """Every row alike."""
         sizes = np.zeros((self.prior.steps, self.rows))
         sizes[: int(self.guided * self.prior.steps)] = self.size
-        return Push(sizes, np.full_like(sizes, self.margin), self.gradient_steps)
+        return Push(sizes, np.full_like(sizes, self.margin), self.gradient_steps, self.pushed)
 
     def planner(self, agent: Agent, clearance: nn.Module) -> Planner:
         """Full compute for an arm, with the networks of a trained prior."""

@@ -96,21 +96,22 @@ def clean_plan(x: Tensor, epsilon: Tensor, now: float) -> Tensor:
     return (x * (1.0 / a)).add(epsilon, alpha=-s / a).clamp(-1.0, 1.0)
 
 
-def test_mpd_is_the_plain_guided_loop() -> None:
-    planner, context, noise = drawn("mpd")
+@pytest.mark.parametrize("kind", ["mean", "clean"])
+def test_mpd_is_the_plain_guided_loop(kind: Any) -> None:
+    _, context, noise = drawn("mpd")
+    planner = MPD(cases.PRIOR, rows=4, pushed=kind).planner(cases.agent(), cases.Point())
     agent, x, rows = cases.agent(), written(noise.initial.clone(), context), 4
     for t, now, before in powers():
         epsilon = epsilon_of(agent, x, t, context)
         a, s, ab, sb = (math.sqrt(v) for v in (now, 1.0 - now, before, 1.0 - before))
         if t < GUIDED:
-            from_x, from_noise, from_clean, from_state = numbers(
-                1.0 / a, -s / a, ab - sb * a / s, sb / s
-            )
+            after, carried = (ab - sb * a / s, sb / s) if kind == "mean" else (1.0, 0.0)
+            from_x, from_noise, from_clean, from_state = numbers(1.0 / a, -s / a, after, carried)
             clean = (x * from_x + epsilon * from_noise).clamp(-1.0, 1.0)
             mean = clean * from_clean + x * from_state
             size, margin = torch.full((rows,), 0.05), torch.full((rows,), 0.05)
             moved = pushed(mean, context, size, margin, torch.full((rows,), 0.5), 5)
-            epsilon = guided_epsilon(epsilon, x, now, clean, ab - sb * a / s, moved)
+            epsilon = guided_epsilon(epsilon, x, now, clean, after, moved)
         x = (clean_plan(x, epsilon, now) * (ab - sb * a / s)).add(x, alpha=sb / s)
         x = written(x, context)
     assert torch.equal(planner.sample(context, noise=noise), x)
@@ -284,7 +285,7 @@ def test_a_certificate_is_of_one_cost_and_one_guidance() -> None:
     assert plans.shape == (2, 4, 16, 7) and record.evaluations.tolist() == [7, 7]
     guidance = certificate.identity["model"]["guidance"]
     assert guidance == {
-        "guidance": "cost", "gradient_steps": 5, "fineness": 2, "denoiser": None
+        "guidance": "cost", "gradient_steps": 5, "pushed": "mean", "fineness": 2, "denoiser": None
     }  # fmt: skip
     other: dict[str, Planner] = {
         "size": MPD(cases.PRIOR, rows=4, size=0.04).planner(agent, arm),
@@ -292,6 +293,7 @@ def test_a_certificate_is_of_one_cost_and_one_guidance() -> None:
         "smoothness": MPD(cases.PRIOR, rows=4, smoothness=0.4).planner(agent, arm),
         "steps": MPD(cases.PRIOR, rows=4, gradient_steps=4).planner(agent, arm),
         "quarter": MPD(cases.PRIOR, rows=4, guided=0.5).planner(agent, arm),
+        "from": MPD(cases.PRIOR, rows=4, pushed="clean").planner(agent, arm),
         "arm": recipe.planner(agent, cases.Point(0.12)),
         "links": recipe.planner(agent, cases.Chain()),
     }
@@ -373,6 +375,8 @@ def test_weights_and_tables_that_make_no_sense_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(InputError, match="margins finite and above 0"):
             Push(sizes, margins, steps)
+    with pytest.raises(InputError, match="1 steps from 'noise'"):
+        Push(ones, ones, 1, "noise")  # type: ignore[arg-type]
     cost = MotionCost(cases.Point(), cases.coordinates(), (0.5, 0.5))
     with pytest.raises(InputError, match=r"0.5 overshoots.*at or below 0.0625"):
         Descent(cost, Push(ones, ones, 1))
