@@ -70,7 +70,7 @@ class Chooser(nn.Module):
         joints = Coordinates(self.low, self.high).unnormalise(plans.clamp(-1.0, 1.0))
         boxes = boxes_of(contexts, plans.shape[-1])
         parts = zip(torch.split(joints, TOGETHER), torch.split(boxes, TOGETHER), strict=True)
-        clearance = torch.cat([self._least(*part) for part in parts])
+        clearance = torch.cat([self.least_clearance(*part) for part in parts])
         cost = path_cost(joints)
         known = cost.isfinite() & ~clearance.isnan() & plans.isfinite().all(dim=(2, 3))
         if not bool(known.any(dim=1).all()):
@@ -88,7 +88,8 @@ class Chooser(nn.Module):
         picked = (each[calls, row] for each in (free, clearance, cost))
         return Choice(joints[calls, row], row, *picked)
 
-    def _least(self, joints: Tensor, boxes: Tensor) -> Tensor:
+    def least_clearance(self, joints: Tensor, boxes: Tensor) -> Tensor:
+        """Least distance of a sphere, (batch, rows), of paths (batch, rows, frames, joints)."""
         poses = between(joints, self.fineness)
         found: Tensor = self.clearance(poses, boxes[:, None, None])
         return found.amin(dim=(2, 3))
