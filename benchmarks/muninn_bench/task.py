@@ -187,6 +187,15 @@ class Guided(Protocol):
 
 
 @runtime_checkable
+class Graded(Protocol):
+    """It says how hard its calls are."""
+
+    def figures(self, variant: str, plans: Tensor, contexts: Tensor) -> Mapping[str, FloatArray]:
+        """Figures of the problem and of the full plan, (calls,) each, by name with the unit."""
+        ...
+
+
+@runtime_checkable
 class OwnCalls(Protocol):
     """Users call a framework's object, not a planner: single calls are timed through it."""
 
