@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -118,7 +119,7 @@ class Recipe(Protocol):
 
 def beside(network: nn.Module, plans: Tensor) -> nn.Module:
     """The network where plans are; it is copied once a device."""
-    own = next(network.parameters()).device
+    own = next(itertools.chain(network.parameters(), network.buffers())).device
     return network if own == plans.device else _copied(network, plans.device)
 
 
