@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "benchmarks" / "muninn_bench" / "tasks"
 
 
-UNTRAINED = {"kitchen"}
+UNTRAINED = {"kitchen", "panda-clutter"}
 """Tasks of which some weights are not there yet; to be emptied as they come."""
 
 
