@@ -34,7 +34,7 @@ from muninn_bench.tasks.panda_clutter.robot import LIMITS
 from muninn_bench.tasks.recorded import refuse_source
 
 PRIOR = MotionPrior()
-RECIPES = {"mpd": MPD(PRIOR), "edmp": EDMP(PRIOR)}
+RECIPES: dict[str, MPD | EDMP] = {"mpd": MPD(PRIOR), "edmp": EDMP(PRIOR)}
 
 MARGIN = 0.0
 """That a plan must keep to be chosen, metres: the spheres cover the arm and stick out of it."""
