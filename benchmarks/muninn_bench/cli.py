@@ -167,8 +167,8 @@ def demo(
 
 OWN_MODEL = """\
    muninn new my_policy.py
-   muninn survey my_policy.py:planner
-   muninn calibrate my_policy.py:planner policy.muninn.safetensors --tolerance 0.05"""
+   muninn survey my_policy.py:planner --calls 400
+   muninn calibrate my_policy.py:planner policy.muninn.safetensors --tolerance 0.05 --calls 400"""
 
 
 @app.command()

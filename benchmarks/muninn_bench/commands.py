@@ -218,13 +218,14 @@ def outcome_coverage(
 def monitor(
     out: Results = Path("results/monitor"),
     smoke: Smoke = False,
+    workers: Crew = "1",
 ) -> None:
     """False alarms of the monitor, and its delay under five shifts; resumes if interrupted."""
     from muninn_bench.studies.monitor.deployment import SMOKE, Options
     from muninn_bench.studies.monitor.study import run_monitor
 
     folder, options = (Path("runs/monitor-smoke"), SMOKE) if smoke else (out, Options())
-    tell(run_monitor(folder, options, command_line()))
+    tell(run_monitor(folder, options, command_line(), workers=workers))
 
 
 def latency(

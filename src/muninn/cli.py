@@ -67,7 +67,9 @@ def new(
     _require_free(file)
     template = Path(__file__).with_name("template.txt").read_text()
     write_whole(file, template.replace("FILE", str(file)))
-    console.print(f"wrote {file}; it runs as it is: muninn survey {file}:planner", soft_wrap=True)
+    console.print(
+        f"wrote {file}; it runs as it is: muninn survey {file}:planner --calls 400", soft_wrap=True
+    )
 
 
 @app.command()
@@ -115,7 +117,7 @@ def calibrate(
     journal = out.with_name(out.name + ".journal")
     begun = journal.exists()
     try:
-        with blamed(file):
+        with blamed(file, contexts):
             certificate = certify(
                 planner,
                 some(contexts, calls),
@@ -155,6 +157,7 @@ def survey(
     target: Target,
     metric: Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")] = "rms_step",
     risk: Annotated[float, typer.Option(help="As it will be calibrated.")] = 0.05,
+    confidence: Annotated[float, typer.Option(help="As it will be calibrated.")] = 0.95,
     calls: Annotated[int | None, typer.Option(help="Take the first so many contexts.")] = None,
     seed: Annotated[int, typer.Option(help="As it will be calibrated.")] = 0,
     picture: Annotated[
@@ -166,18 +169,18 @@ def survey(
     """How few evaluations, at which deviation: look before you choose a tolerance."""
     for path in (out, picture):
         _require_free(path)
-    from muninn.certify.survey import require_drawing
     from muninn.certify.survey import survey as look
+    from muninn.certify.surveyed import require_drawing
     from muninn.certify.target import blamed, load, some
 
     if picture is not None:
         require_drawing()
     planner, contexts, file = load(target)
-    with blamed(file):
+    with blamed(file, contexts):
         given = some(contexts, calls)
         found = look(
-            planner, given, metric=metric, risk=risk, seed=seed, workers=workers,
-            progress=console.is_terminal,
+            planner, given, metric=metric, risk=risk, confidence=confidence, seed=seed,
+            workers=workers, progress=console.is_terminal,
         )  # fmt: skip
     console.print(escape(found.markdown()), highlight=False, soft_wrap=True)
     if out is not None:
@@ -201,7 +204,7 @@ def evaluate(
     from muninn.certify.target import blamed, load, some
 
     planner, contexts, file = load(target)
-    with blamed(file):
+    with blamed(file, contexts):
         fresh = some(contexts, calls, last=True)
         found = judge(
             planner, certificate, fresh, seed=seed, workers=workers, progress=console.is_terminal

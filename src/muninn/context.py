@@ -152,6 +152,42 @@ def form(context: Context, path: str = "context") -> dict[str, Any]:
     return {} if context is None and path == "context" else found
 
 
+def unlike(was: dict[str, Any], now: dict[str, Any]) -> str:
+    """How the :func:`form` of a call differs from the calibrated one, and what to do about it.
+
+    >>> unlike(form(torch.zeros(5, 2)), form(torch.zeros(2)))
+    'a row of context is () float32, calibrated was (2,) float32; a single call is context[None]'
+    >>> unlike(form(torch.zeros(5, 2)), form(torch.zeros(5, 2, dtype=torch.float64)))
+    'a row of context is (2,) float64, calibrated was (2,) float32; convert it: .to(torch.float32)'
+    """
+    places = [key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)]
+    pairs: list[tuple[Any, Any]] = [(was.get(place), now.get(place)) for place in places]
+    said = [
+        f"a row of {place} is {_said(here)}, calibrated was {_said(there)}"
+        for place, (there, here) in zip(places, pairs, strict=True)
+    ]
+    advice = "give contexts like those calibrated, or calibrate with these"
+    if all(_is_tensor(part) for pair in pairs for part in pair):
+        if all(len(here[0]) == len(there[0]) - 1 for there, here in pairs):
+            advice = "a single call is context[None]"
+        elif all(there[0] == here[0] for there, here in pairs):
+            dtypes = dict.fromkeys(f".to(torch.{there[1]})" for there, _ in pairs)
+            advice = f"convert it: {', '.join(dtypes)}"
+    return f"{'; '.join(said[:3])}; {advice}"
+
+
+def _is_tensor(part: Any) -> bool:
+    """Whether an entry of a form is of a tensor."""
+    return isinstance(part, list) and len(part) == 2
+
+
+def _said(part: Any) -> str:
+    """An entry of a form in words."""
+    if _is_tensor(part):
+        return f"{tuple(part[0])} {part[1]}"
+    return "missing" if part is None else str(part)
+
+
 def require_rows(context: Context) -> int:
     """Rows of a context that holds one call a row.
 
@@ -168,7 +204,6 @@ def require_rows(context: Context) -> int:
             else f"a context is {type(context).__name__} without a tensor; give tensors "
             "(rows, ...), one row per call, or nests of them"
         )
-    require_row_dimension(context)
     if isinstance(context, list) and len(context) > 1:
         forms = [form(value, "") for value in context]
         alike = bool(forms[0]) and all(each == forms[0] for each in forms)
@@ -178,6 +213,7 @@ def require_rows(context: Context) -> int:
                 "one row per call: muninn.certify.sources.gather(contexts) (parts of one context "
                 "go into a tuple or a dict)"
             )
+    require_row_dimension(context)
     for path, array in arrays:
         if array.shape[0] == rows:
             raise InputError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from muninn.certify.certificate import Certificate, differences
-from muninn.context import Context, form
+from muninn.context import Context, form, unlike
 from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import OnFailure, Runtime, log_once
 from muninn.errors import CertificateError, InputError
@@ -111,11 +111,7 @@ class CachedPlanner:
         """Why a call of some rows is not of the kind that was calibrated, or None."""
         was = None if self.certificate is None else self.certificate.form
         if was is not None and (here := form(context)) != was:
-            found = differences("", was, here, "call")
-            return (
-                f"context: {'; '.join(found[:3])} (each is the shape of one row: a single call is "
-                "context[None]); give contexts like those calibrated, or calibrate with these"
-            )
+            return f"context: {unlike(was, here)}"
         return self.too_many(rows)
 
     def too_many(self, rows: int) -> str | None:

@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from muninn.certify.outcomes import Outcomes
 from muninn.certify.sources import gather
 from muninn.certify.units import Episodes
-from muninn.context import Context, require_rows, select
+from muninn.context import Context, require_rows, select, tensors
 from muninn.errors import InputError, MuninnError
 from muninn.model.planner import Planner
 
@@ -61,8 +63,10 @@ def load(target: str) -> tuple[Planner, Context | Episodes | Outcomes | int, Pat
 
 
 @contextmanager
-def blamed(path: Path) -> Iterator[None]:
+def blamed(path: Path, contexts: Context = None) -> Iterator[None]:
     """Turn an error that a user's file raises into one line that names the place.
+
+    ``contexts`` are those that the file's planner was called with, if it was.
 
     Raises:
         InputError: names file, line and error. Errors that never passed the file stay as they are.
@@ -79,7 +83,13 @@ def blamed(path: Path) -> Iterator[None]:
         if not lines:
             raise
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise InputError(f"{path.name}, line {lines[-1]}: {said}") from error
+        hint = ""
+        if ("CUDA" in said or "NVIDIA" in said) and not torch.cuda.is_available():
+            hint = ". torch finds no GPU here: put the planner on the CPU, or run this where one is"
+        elif next(tensors(contexts), None) is not None:
+            rows = ", ".join(f"{name} {tuple(each.shape)[1:]}" for name, each in tensors(contexts))
+            hint = f". Its planner was called with rows of {rows}: are they what the network takes?"
+        raise InputError(f"{path.name}, line {lines[-1]}: {said}{hint}") from error
 
 
 def some(contexts: Context, calls: int | None, *, last: bool = False) -> Context:

@@ -56,9 +56,14 @@ def test_readme_says_of_the_demo_what_the_result_says(result: dict[str, Any]) ->
 
 
 def test_the_first_screen_is_short() -> None:
+    """Words of prose, table and headings; code and what stands for a picture are not read."""
     first, _, _ = README.partition("\n## ")
-    prose = re.sub(r"```.*?```|^\|.*?$|!\[.*?\]\(.*?\)|^#.*?$", "", first, flags=re.DOTALL | re.M)
-    assert len(prose.split()) <= 150, len(prose.split())
+    left_out = r"```.*?```|^    .*?$|!\[.*?\]\(.*?\)|^\|[-|]*$"
+    text = re.sub(left_out, "", first, flags=re.DOTALL | re.M)
+    words = [word for word in re.split(r"[\s|]+", text) if re.search(r"\w", word)]
+    assert len(words) <= 150, len(words)
+    assert len(re.findall(r"^\|[-|]+\|$", first, re.M)) == 1, "one table"
+    assert len(re.findall(r"!\[", first)) == 1, "one picture"
     assert sum(line.startswith("| ") for line in first.splitlines()) <= 6  # headings and five rows
 
 

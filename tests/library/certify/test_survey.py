@@ -14,10 +14,13 @@ from torch import Tensor
 import muninn
 from certify_cases import contexts
 from muninn.certify.calibrate import split_units
+from muninn.certify.expected import LIKELY, allowance, certifiable
 from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.survey import Row, Survey, _marks, require_drawing, survey
+from muninn.certify.risk import order_statistic
+from muninn.certify.survey import _marks, survey
+from muninn.certify.surveyed import Row, Survey, require_drawing
 from muninn.errors import CalibrationError, InputError
 from muninn_bench.studies.coverage.mixture import mixture_planner
 
@@ -93,14 +96,48 @@ def test_fewest_falls_with_the_tolerance() -> None:
     assert "Below 0.002 you would certify your sampler's step size" in found.advice()
 
 
+def test_what_few_calls_certify_is_said_with_a_margin() -> None:
+    rows = [
+        Row("muninn", 4, 0.05, "", certifiable=None),
+        Row("muninn", 8, 0.01, "", certifiable=0.05),
+        Row("fewsteps", 8, 0.01, "", certifiable=0.01),
+    ]
+    found = Survey("rms_step", 100, 64, rows, 1e-7, 0.0125, 4.0, given=400, certify=240, allowed=6)
+    assert [found.certified(tolerance) for tolerance in (0.2, 0.05, 0.02)] == [8, 8, None]
+    said = found.advice()
+    assert "0.05 needs about 4 evaluations" in said and "8 to be certified from 400 calls" in said
+    assert "Of 400 calls 240 certify, and 6 of these may exceed the tolerance" in said
+    head, cells = found.table()
+    assert head[-1] == "certified" and [row[-1] for row in cells] == ["?", "0.05"]
+    assert "too few for a certificate" in replace(found, allowed=-1).advice()
+
+
+def test_a_calibration_accepts_what_is_probable_as_often_as_is_said() -> None:
+    """Shares of violations drawn from the prior: of those called probable, most are accepted."""
+    generator, accepted = np.random.default_rng(0), []
+    certify, allowed = allowance(400, 0.05, 0.95)
+    assert (certify, allowed) == (240, order_statistic(240, 0.05, 0.95) - 1)
+    for share in generator.beta(0.5, 0.5, size=20_000):
+        tuning = (generator.random(64) < share).astype(float)
+        if certifiable(tuning, np.ones(64), 400, 0.05, 0.95) == 0.0:
+            accepted.append(generator.binomial(certify, share) <= allowed)
+    assert len(accepted) > 500 and np.mean(accepted) > LIKELY
+
+
+def test_too_few_calls_certify_nothing() -> None:
+    assert certifiable(np.zeros(64), np.ones(64), 60, 0.05, 0.95) is None
+    assert certifiable(np.zeros(3), np.ones(3), 400, 0.05, 0.95) is None
+    assert certifiable(np.zeros(64), np.ones(64), 400, 0.05, 0.95) == 0.0
+
+
 def test_a_picture_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muninn.certify.survey.find_spec", lambda name: None)
+    monkeypatch.setattr("muninn.certify.surveyed.find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install matplotlib"):
         require_drawing()
 
 
 def test_it_is_read_as_a_table_a_file_and_a_picture(found: Survey, tmp_path: Path) -> None:
-    assert "| evaluations | Muninn | fewer steps | DPM-Solver++ |" in found.markdown()
+    assert "| evaluations | Muninn | fewer steps | DPM-Solver++ | certified |" in found.markdown()
     assert json.loads(json.dumps(found.to_json()))["advice"] == found.advice()
     pytest.importorskip("matplotlib")
     picture = found.picture(tmp_path / "survey.png")

@@ -9,6 +9,7 @@ import io
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,10 @@ from muninn.certify.risk import choose_member
 from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import Runtime
 from muninn.model.denoiser import fingerprint
+from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
+from muninn.parallel import Workers, workers_of
+from muninn.programs.plan import Family
 from muninn.progress import bars
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.studies.certified import load_family
@@ -180,11 +184,33 @@ class Deployment:
         return self.excess[:, self.member - 1]
 
 
-def measure(path: Path, options: Options, progress: bool) -> Deployment:
-    """Everything that needs the network; what the journal at ``path`` holds is not run again."""
-    teacher, family = bundled_teacher(), load_family("maze2d/family.json", options.seed)
+@lru_cache(maxsize=1)
+def _deployed(seed: int) -> tuple[Teacher, Planner, Family, Runtime]:
+    """The bundled planner, its family and what drives it; loaded once by every worker."""
+    teacher, family = bundled_teacher(), load_family("maze2d/family.json", seed)
     planner = maze_planner(teacher)
-    driver = runtime_for(planner, family.member(_DRIVER))
+    return teacher, planner, family, runtime_for(planner, family.member(_DRIVER))
+
+
+def _audits(
+    scenario: Scenario, members: Sequence[int], seed: int, calls: tuple[int, int]
+) -> list[list[list[float]]]:
+    """Deviations and error estimates of each member on so many calls from a first one on."""
+    teacher, planner, family, driver = _deployed(seed)
+    first, count = calls
+    stream = call_seed(seed, int(scenario == STATIONARY)) % 2**31
+    with torch.autocast("cpu", torch.bfloat16) if scenario.half else nullcontext():
+        contexts = audited_contexts(scenario, teacher, driver, stream, first, count)
+        paired = PairedCalls(planner, contexts, count, rms_step, call_seed(stream, first))
+        found = [paired.measure(family.member(k), list(range(count))) for k in members]
+    return [[own.deviation.tolist(), own.estimate.tolist()] for own in found]
+
+
+def measure(
+    path: Path, options: Options, progress: bool = True, workers: Workers = 1
+) -> Deployment:
+    """Everything that needs the network; what the journal at ``path`` holds is not run again."""
+    teacher, _, family, _ = _deployed(options.seed)
     identity = {
         "weights": fingerprint(teacher.network),
         "family": family.to_json(),
@@ -196,24 +222,21 @@ def measure(path: Path, options: Options, progress: bool) -> Deployment:
 
     def pool(scenario: Scenario, members: Sequence[int], calls: int) -> tuple[FloatArray, ...]:
         """Excess and error estimates of a scenario, each (calls, members)."""
-        stream = call_seed(options.seed, int(scenario == STATIONARY)) % 2**31
-        advance, parts = task(scenario.name, calls), []
-        for first in range(0, calls, _CHUNK):
-            count = min(_CHUNK, calls - first)
-            key = f"{scenario.name}/{first}-{count}/{members}"
-            if journal.get(key) is None:
-                with torch.autocast("cpu", torch.bfloat16) if scenario.half else nullcontext():
-                    contexts = audited_contexts(scenario, teacher, driver, stream, first, count)
-                    seed = call_seed(stream, first)
-                    paired = PairedCalls(planner, contexts, count, rms_step, seed)
-                    found = [paired.measure(family.member(k), list(range(count))) for k in members]
-                journal.put(key, [[own.deviation.tolist(), own.estimate.tolist()] for own in found])
-            parts.append(np.array(journal.get(key)))
-            advance(count)
+        advance = task(scenario.name, calls)
+        chunks = [(first, min(_CHUNK, calls - first)) for first in range(0, calls, _CHUNK)]
+        keys = [f"{scenario.name}/{first}-{count}/{members}" for first, count in chunks]
+        missing = [at for at, key in enumerate(keys) if journal.get(key) is None]
+        advance(calls - sum(chunks[at][1] for at in missing))
+        work = partial(_audits, scenario, members, options.seed)
+        found = crew.map(work, [chunks[at] for at in missing])
+        for at, result in zip(missing, found, strict=True):
+            journal.put(keys[at], result)
+            advance(chunks[at][1])
+        parts = [np.array(journal.get(key)) for key in keys]
         deviation, estimate = np.concatenate(parts, axis=2).transpose(1, 2, 0)
         return deviation / options.tolerance, estimate
 
-    with bars(progress) as task:
+    with bars(progress) as task, workers_of(workers) as crew:
         members = range(1, len(family))
         excess, estimates = pool(STATIONARY, members, options.calibration + options.stationary)
         table = np.pad(excess[: options.calibration], ((0, 0), (1, 0)))  # Full deviates by nothing

@@ -12,6 +12,7 @@ import numpy as np
 from muninn.certify.certificate import library_versions
 from muninn.files import write_whole
 from muninn.model.schedule import FloatArray
+from muninn.parallel import Workers
 from muninn_bench.measure.verdicts import Criterion, verdicts
 from muninn_bench.report.study_page import write_page
 from muninn_bench.report.style import outside_legend, save, subplots
@@ -24,10 +25,14 @@ _COLOURS = ("tab:brown", "tab:pink", "tab:cyan")  # none of the streams'
 
 
 def run_monitor(
-    out: Path, options: Options, command: str = "muninn-bench monitor", progress: bool = True
+    out: Path,
+    options: Options,
+    command: str = "muninn-bench monitor",
+    progress: bool = True,
+    workers: Workers = 1,
 ) -> list[Criterion]:
     """Measure, simulate, and write tables, a picture and a README to ``out``; resumes."""
-    deployment = measure(out / "progress.jsonl", options, progress)
+    deployment = measure(out / "progress.jsonl", options, progress, workers)
     return simulate(out, deployment, options, command)
 
 
