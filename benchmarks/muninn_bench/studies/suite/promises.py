@@ -40,6 +40,9 @@ Choice = Callable[[Tensor, Tensor], Tensor]
 NORMALISED = (0.15, 0.05)
 """Tolerances of the paper's metric, in the coordinates of the network."""
 
+CLOSED_PART = 3
+"""Of the noise in the closed loop; 1 is that of open-loop calls, 2 that of driven episodes."""
+
 BEFORE, AFTER = 2, 1
 """Members of an open-loop family that the closed loop begins before its choice, and goes on to."""
 
@@ -122,11 +125,11 @@ class Calls:
         }
 
     def paired(
-        self, contexts: Tensor, stream: Stream, kind: type[PairedCalls] = PairedCalls
+        self, contexts: Tensor, stream: Stream, kind: type[PairedCalls] = PairedCalls, part: int = 1
     ) -> PairedCalls:
-        """Some contexts as calls with noise of their own."""
+        """Some contexts as calls with noise of their own, another for each part."""
         planner, metric = self._site.planner, rms_step
-        seed = call_seed(self._seed, stream, 1)
+        seed = call_seed(self._seed, stream, part)
         rows = contexts.to(planner.device)
         return kind(planner, rows, len(rows), metric, seed, batch=self._site.rows)
 
@@ -210,12 +213,13 @@ def closed_loop_member(
     noise of a call has no part in its context, so it may be drawn again. None is full compute.
     """
     programs = family.programs[max(1, member - BEFORE) : member + AFTER + 1]
+    first = calls.of("certify", promise.metric).count  # those before chose the member
     allowed = require_units(episodes, RISK, CONFIDENCE, "episodes to certify") - 1
 
     def excess(program: AnyProgram) -> Iterator[FloatArray]:
         entrant = Entrant.of(program)
-        driven = drives.of("in the closed loop", entrant, Stream.CERTIFY, episodes)
-        paired = calls.paired(driven.contexts[:, 0], Stream.CERTIFY)
+        driven = drives.of("in the closed loop", entrant, Stream.CERTIFY, episodes, first)
+        paired = calls.paired(driven.contexts[:, 0], Stream.CERTIFY, part=CLOSED_PART)
         judged = judge(paired, entrant.run(drives.site), promise.metric, None)
         yield judged.deviation / promise.tolerance
 

@@ -42,6 +42,7 @@ from muninn_bench.studies.suite.lines import (
 )
 from muninn_bench.studies.suite.outcome import MARGIN, mean_score_program
 from muninn_bench.studies.suite.promises import (
+    CLOSED_PART,
     Calls,
     Promise,
     Search,
@@ -226,7 +227,7 @@ class Suite:
         program = closed_loop_member(drives, calls, family, member, promise, episodes)
         entrant = FULL if program is None else Entrant.of(program)
         driven = drives.of("in the closed loop", entrant, Stream.TEST, self.sizes.episodes)
-        fresh = calls.paired(driven.contexts[:, 0], Stream.TEST)
+        fresh = calls.paired(driven.contexts[:, 0], Stream.TEST, part=CLOSED_PART)
         self._judged(CLOSED, promise, program, calls, fresh)
 
     def lacks(self, name: str, promise: Promise) -> bool:
