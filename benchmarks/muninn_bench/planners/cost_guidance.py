@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from muninn.context import Context
 from muninn.errors import InputError
-from muninn.model.denoiser import Denoiser, described
+from muninn.model.denoiser import Denoiser, described, known_timestep
 from muninn.model.planner import Planner
 from muninn.model.sampler import Sampler
 from muninn.model.schedule import FloatArray
@@ -130,9 +130,10 @@ class CostGuidance:
 
     A row whose cost is not finite gets a prediction that is not finite: whoever samples it is told.
 
-    In eager mode a step at which no row is guided takes no gradient; on a GPU the host waits for
-    the timesteps to know that. A CUDA graph cannot branch, so what is captured takes the gradient
-    at every evaluation, with size 0 where no row is guided.
+    A step at which no row is guided takes no gradient where the host knows the timestep: in plain
+    sampling and in fixed plans, captured ones too. Rounds have every call at its own timestep: run
+    eagerly, the host reads them; captured, a graph cannot branch, and takes the gradient at every
+    evaluation, with size 0 where no row is guided.
 
     Args:
         denoiser: predicts the noise in plans (batch, rows, frames, joints).
@@ -183,8 +184,13 @@ class CostGuidance:
         """Whether a row may be guided at its timestep."""
         if timestep.is_cuda:
             _set_up(timestep.device)
-            if torch.cuda.is_current_stream_capturing():
-                return True
+        known = known_timestep()
+        if known is not None:
+            return known <= self._last
+        if torch.compiler.is_compiling():
+            return True
+        if timestep.is_cuda and torch.cuda.is_current_stream_capturing():
+            return True
         return bool((timestep <= self._last).any())
 
     def describe(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim
 from muninn.programs.forecast import Forecast
+from muninn.programs.methods import few_steps
 from muninn.programs.plan import Adaptive, Everywhere, Family, Program, Static
+from muninn.programs.spacing import sampler_states
 from muninn_bench.networks.agent import Agent
 from muninn_bench.planners.cost_guidance import CostGuidance, Descent, Push
 from muninn_bench.planners.edmp import EDMP
@@ -225,7 +228,32 @@ def test_gradients_are_taken_at_evaluations_in_the_last_quarter_alone(name: str)
         assert guided == max(evaluated, 1)
 
 
-def test_what_is_captured_takes_gradients_of_size_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_plan_in_a_graph_leaves_gradients_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_for_cuda(monkeypatch)
+    original, asked = CostGuidance._guides, list[bool]()
+
+    def unread(self: CostGuidance, timestep: Tensor) -> bool:
+        asked.append(original(self, torch.full_like(timestep, -1)))  # as if it could not be read
+        return asked[-1]
+
+    monkeypatch.setattr(CostGuidance, "_guides", unread)
+    planner, context, noise = drawn("mpd")
+    graph = replace(planner, engine="graph")
+    anchors = (0, 6, 12, 18, 21, 24)
+    states = sampler_states(planner.sampler)
+    table = few_steps(planner.sampler, [states[step] for step in anchors])
+    for program in (table, Program(Forecast("sample", 1), Static(anchors))):
+        runtime = runtime_for(graph, program)
+        runtime(context[:1], noise=noise.select(slice(1)))  # captures
+        before = gradients(planner)
+        runtime(context[:1], noise=noise.select(slice(1)))
+        assert gradients(planner) - before == 5 * 2
+        assert asked[-6:] == [False] * 4 + [True] * 2
+
+
+def test_size_zero_changes_nothing_where_a_graph_cannot_branch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     planner, context, noise = drawn("mpd")
     expected = planner.sample(context, noise=noise)
     before = gradients(planner)
@@ -249,13 +277,7 @@ def test_engines_agree(name: str, plan: Any, monkeypatch: pytest.MonkeyPatch) ->
     planner, context, noise = drawn(name)
     program = Program(Forecast("sample", 1), plan)
     expected, reference = Runtime(planner, program)(context, noise=noise)
-    graph = Planner(
-        planner.denoiser,
-        planner.sampler,
-        planner.shape,
-        condition=planner.condition,
-        engine="graph",
-    )
+    graph = replace(planner, engine="graph")
     for runtime in (RoundRuntime(planner, program), runtime_for(graph, program)):
         found, record = runtime(context, noise=noise)
         assert np.array_equal(record.evaluated, reference.evaluated)
