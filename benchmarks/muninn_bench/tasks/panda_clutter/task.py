@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -110,10 +110,16 @@ class PandaClutter:
         """Largest difference of a joint between the two motions that the arm gets, radians."""
         return joints_metric(_chooser())
 
+    def figures(self, variant: str, plans: Tensor, contexts: Tensor) -> Mapping[str, FloatArray]:
+        """How close the chosen motion comes to anything, and among how many boxes."""
+        chosen = choose(_chooser(), plans, contexts)
+        boxes = np.full(len(plans), float(BOXES[_difficulty(variant)]))
+        return {"clearance_m": chosen.clearance.double().cpu().numpy(), "boxes": boxes}
+
     def begin(self, variant: str, stream: Stream, number: int, seed: int = 0) -> ClutterEpisode:
         """Two poses with boxes in the straight way between them."""
         _agent(variant)  # without weights nothing begins
-        boxes = BOXES[variant.partition("-")[2]]
+        boxes = BOXES[_difficulty(variant)]
         return ClutterEpisode(_chooser(), boxes, call_seed(seed, stream, number))
 
     def follow_all(self, episodes: Sequence[ClutterEpisode], plans: Tensor) -> None:
@@ -147,6 +153,10 @@ class PandaClutter:
 
 def _planner(variant: str) -> str:
     return variant.partition("-")[0]
+
+
+def _difficulty(variant: str) -> str:
+    return variant.partition("-")[2]
 
 
 def _agent(variant: str) -> Agent:

@@ -80,7 +80,9 @@ def test_the_experts_path_is_chosen_among_noise_and_succeeds(index: int) -> None
     context, plans = expert_plan("mpd-easy", index)
     run = make_run(3, index)
     chosen = choose(module._chooser(), plans[None], context)
-    assert int(chosen.row[0]) == 0
+    assert int(chosen.row[0]) == 0 and bool(chosen.free[0])
+    figures = TASK.figures("mpd-easy", plans[None], context)
+    assert figures["clearance_m"][0] >= 0.0 and figures["boxes"][0] == 3.0
     path = torch.from_numpy(run.path)
     torch.testing.assert_close(chosen.joints[0].double(), path, atol=1e-5, rtol=0.0)
     episode = TASK.begin("mpd-easy", Stream.TEST, 0)
