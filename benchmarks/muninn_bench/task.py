@@ -168,6 +168,16 @@ class Together(Protocol):
 
 
 @runtime_checkable
+class SideBySide(Protocol):
+    """It knows how many of its simulators fit into the memory of one process."""
+
+    @property
+    def lanes(self) -> int:
+        """Episodes that run side by side."""
+        ...
+
+
+@runtime_checkable
 class Choosing(Protocol):
     """The plans of some planners are candidates, of which the task executes one."""
 

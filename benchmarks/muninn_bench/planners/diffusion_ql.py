@@ -116,7 +116,7 @@ def best(critic: nn.Module, plans: Tensor, contexts: Tensor) -> Tensor:
     Raises:
         InputError: the critic returns a value that is not finite.
     """
-    told = contexts[:, None].expand(-1, plans.shape[1], -1)
+    told = contexts.to(plans.device)[:, None].expand(-1, plans.shape[1], -1)
     worth: Tensor = beside(critic, plans)(told, plans).amin(dim=0)
     if not torch.isfinite(worth).all():
         raise InputError(

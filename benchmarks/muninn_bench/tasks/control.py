@@ -129,6 +129,7 @@ class ControlTask:
         recording: how the data is made from a file of others.
         original: what that file is, and where it is from.
         taught: the planners, by variant.
+        lanes: episodes that run side by side; their simulators are kept.
         idle: simulators that no episode uses.
     """
 
@@ -144,6 +145,7 @@ class ControlTask:
     unit: str = "of an executed action, in its worst channel; actions are within [-1, 1]"
     extra: str = ""
     replans: bool = True
+    lanes: int = 150
     idle: list[World] = field(default_factory=list, compare=False, repr=False)
 
     @property

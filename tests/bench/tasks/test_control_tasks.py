@@ -165,6 +165,19 @@ def test_the_complete_demonstrations_come_first(tmp_path: Path) -> None:
         kitchen_data.demonstrations(other)
 
 
+def test_demonstrations_or_weights_that_were_cut_short_are_to_be_copied_again(
+    tmp_path: Path, lines: ControlTask
+) -> None:
+    path = write_demonstrations(tmp_path / "some.safetensors", {kitchen_data.COMPLETE: 5})
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"some.safetensors cannot be read .* copy it again"):
+        kitchen_data.demonstrations(path)
+    weights = tmp_path / "models" / "lines" / "diffusion-ql" / "agent.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"cut short: copy it again, or train it"):
+        lines.planner("diffusion-ql")
+
+
 def test_an_episode_of_the_kitchen_ends_by_the_clock_and_repeats() -> None:
     world = Kitchen(limit=3)
     first = world.reset(5)

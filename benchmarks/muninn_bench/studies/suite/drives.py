@@ -24,10 +24,10 @@ from muninn.parallel import Map
 from muninn.progress import Task as Bars
 from muninn_bench.measure.rollout import Drive, on_device, roll_out
 from muninn_bench.studies.suite.entrants import Entrant, Site
-from muninn_bench.task import Stream
+from muninn_bench.task import SideBySide, Stream
 
-LANES = 150
-"""Episodes of a chunk, side by side: a GPU takes hardly longer for many rows than for few."""
+LANES = 50
+"""Episodes of a chunk, side by side, where the task does not say how many."""
 
 KEPT = 6
 """Contexts kept of an episode; certificates take the first, the published method all."""
@@ -127,7 +127,7 @@ class Drives:
         workers: who drives chunks.
         bar: shows how far they are.
         seed: of worlds and noise.
-        lanes: episodes of a chunk.
+        lanes: episodes of a chunk; as many as the task says if None.
         most_calls: after which an episode is ended, in miniatures.
     """
 
@@ -137,11 +137,13 @@ class Drives:
         workers: Map,
         bar: Bars,
         seed: int,
-        lanes: int = LANES,
+        lanes: int | None = None,
         most_calls: int | None = None,
     ) -> None:
         self.site, self.seed = site, seed
-        self._workers, self._bar, self._lanes = workers, bar, lanes
+        # A GPU takes hardly longer for many rows than for few, but simulators take memory.
+        own = site.task.lanes if isinstance(site.task, SideBySide) else LANES
+        self._workers, self._bar, self._lanes = workers, bar, lanes or own
         self._driver = Driver(site, seed, most_calls)  # one object, so that it travels once
 
     def _items(self, entrant: Entrant, stream: Stream, count: int, first: int = 0) -> list[Item]:

@@ -230,6 +230,7 @@ def draw_fidelity(rows: Sequence[Row], fidelity: Sequence[Row], path: Path) -> b
         return False
     tasks = list(dict.fromkeys(row["task"] for row in fidelity))
     plain, tuned = (f"{FIDELITY}-{name}" for name in ALTERNATIVES)
+    counts = sorted({row["evaluations"] for row in fidelity})
     columns = min(2, len(shown))
     height = 3.3 * -(-len(shown) // columns) + 0.6
     figure, axes = subplots(
@@ -238,14 +239,12 @@ def draw_fidelity(rows: Sequence[Row], fidelity: Sequence[Row], path: Path) -> b
     for axis in axes.flat[len(shown) :]:
         axis.set_axis_off()
     for axis, name in zip(axes.flat, shown, strict=False):
-        counts = set()
         for row_of, look in ((plain, "-o"), (tuned, "--s")):
             for (task, variant), own in of_pairs([r for r in fidelity if r["method"] == row_of]):
                 if _planner(own[0]) != name:
                     continue
                 own = sorted(own, key=lambda row: row["evaluations"])
                 at = [row["evaluations"] for row in own]
-                counts |= set(at)
                 middle = [row["difference"] for row in own]
                 below = [row["difference"] - row["difference_low"] for row in own]
                 above = [row["difference_high"] - row["difference"] for row in own]
@@ -260,8 +259,8 @@ def draw_fidelity(rows: Sequence[Row], fidelity: Sequence[Row], path: Path) -> b
         low, high = axis.get_ylim()
         axis.set_ylim(min(low, -LEAST_SPAN), max(high, LEAST_SPAN))
         axis.set_xscale("log")
-        ticks(axis.xaxis, sorted(counts))
-        axis.invert_xaxis()
+        ticks(axis.xaxis, counts)
+        axis.set_xlim(1.2 * counts[-1], counts[0] / 1.2)
         axis.set_title(TITLES[name], fontsize=10)
         axis.set(xlabel="evaluations of a call", ylabel="score less Full's, points")
         axis.grid(alpha=0.25, linewidth=0.6)

@@ -24,7 +24,7 @@ from muninn.progress import Task as Bars
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import FEWSTEPS, Alternative, available
 from muninn_bench.studies.frontier import DRIVEN
-from muninn_bench.studies.suite.drives import LANES, Drives
+from muninn_bench.studies.suite.drives import Drives
 from muninn_bench.studies.suite.entrants import FULL, Entrant, Site
 from muninn_bench.studies.suite.latency import time_entrants
 from muninn_bench.studies.suite.lines import (
@@ -71,7 +71,7 @@ class Sizes:
         outcome: episodes of it at most; 0 for none.
         together: of these, before the evidence is looked at.
         timed: single calls of every method.
-        lanes: episodes side by side.
+        lanes: episodes side by side; as many as the task says if None.
         most_calls: after which an episode is ended; None where it ends by itself.
         margin: points by which the mean score may fall.
         tuned: whether programs are searched for; else even ones stand in.
@@ -87,7 +87,7 @@ class Sizes:
     outcome: int = 600
     together: int = 300
     timed: int = 40
-    lanes: int = LANES
+    lanes: int | None = None
     most_calls: int | None = None
     margin: float = MARGIN
     tuned: bool = True
