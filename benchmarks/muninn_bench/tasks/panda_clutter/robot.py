@@ -142,6 +142,17 @@ def reaches(model: Any) -> FloatArray:
     return found
 
 
+_LOOK = (
+    """<visual><global offwidth="1600" offheight="1200"/><quality shadowsize="4096"/>
+    <headlight ambient=".45 .45 .45" diffuse=".35 .35 .35" specular="0 0 0"/></visual>""",
+    """<statistic extent="2.5" center=".3 0 .4"/>""",
+    """<asset><texture type="skybox" builtin="flat" rgb1=".86 .90 .93" rgb2=".86 .90 .93" width="32"
+    height="192"/></asset>""",
+    """<worldbody><light pos="1.2 -1 2.2" dir="-.5 .5 -1" directional="true" diffuse=".5 .5 .5"
+    specular=".1 .1 .1"/></worldbody>""",
+)
+"""A pale room with one light; the extent keeps its shadows whole."""
+
 _CORNERS = np.array(list(product((-1.0, 1.0), repeat=3)))
 
 
@@ -152,11 +163,14 @@ def _furnish(root: ElementTree.Element, visible: bool) -> None:
     assert world is not None and compiler is not None, "gym-hil 0.1.14 has both"
     compiler.set("meshdir", str(assets()))
     met = {"contype": str(SCENERY), "conaffinity": "0"}
-    floor = {"name": "floor", "type": "plane", "size": "2 2 0.1", **met}
+    floor = {"name": "floor", "type": "plane", "size": "2 2 0.1", **met, "rgba": ".78 .82 .86 1"}
     ElementTree.SubElement(world, "geom", floor)
     for number in range(MOST_BOXES):
         body = ElementTree.SubElement(
             world, "body", {"name": f"box{number}", "mocap": "true", "pos": "0 0 -10"}
         )
         box = {"name": f"box{number}", "type": "box", "size": "0.05 0.05 0.05", **met}
-        ElementTree.SubElement(body, "geom", box)
+        ElementTree.SubElement(body, "geom", {**box, "rgba": ".80 .62 .42 1"})
+    if visible:
+        for part in _LOOK:
+            root.append(ElementTree.fromstring(part))

@@ -28,7 +28,7 @@ A point moves by at most ``sum_i reach_i |change of joint i|``, see :func:`robot
 are divided until this is at most STEP. At any time every point is then within STEP / 2 of its place
 in a checked configuration, so whatever goes unseen is at most 5 mm deep in a box; the middle of the
 thinnest box (4 cm) is 20 mm deep. A fixed step in joint space needs care instead: OMPL's 0.0016 of
-the space's extent is 0.0213 rad, for which a point may move by 4.4 cm, more than a box is thick.
+the space's extent is 0.0208 rad, for which a point may move by 4.2 cm, more than a box is thick.
 """
 
 ROOM = 0.01
