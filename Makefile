@@ -166,7 +166,8 @@ endef
 environment: export SUITABLE := $(SUITABLE)
 
 # The lock, where flock exists, keeps two makes from installing into one .venv. torch comes first, by
-# itself and named exactly, so that pip takes a CPU build where one is offered.
+# itself and named exactly, so that pip takes a CPU build where one is offered. Of gym-hil only the
+# meshes are used, so it comes without what it needs.
 environment:
 	@exec 9<Makefile; \
 	if command -v flock >/dev/null && ! flock -n 9; then \
@@ -201,7 +202,8 @@ environment:
 	    advise; \
 	fi; \
 	echo "Installing Muninn and its development tools."; \
-	$(PIP) $$quiet -c constraints.txt -e '.[dev]' -e './benchmarks[fly,viz]' && \
+	$(PIP) $$quiet -c constraints.txt -e '.[dev]' -e './benchmarks[arm,fly,viz]' && \
+	$(PIP) $$quiet --no-deps -c constraints.txt gym-hil && \
 	$(BIN)/python -I -c "$$LEDGER" record && \
 	echo "$(VENV) is ready."
 

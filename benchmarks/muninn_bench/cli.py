@@ -31,12 +31,13 @@ from muninn_bench.commands import (
 from muninn_bench.report.table import print_table
 from muninn_bench.studies.closed_loop.command import fly
 from muninn_bench.studies.score import score
+from muninn_bench.studies.suite.command import suite
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.callback(help="Muninn's worlds, teachers and studies; raw numbers go to results/.")(options)
 for _study in (
     fly, ablate, frontier, monitor, coverage, outcomes, outcome_coverage, latency, checks, soak,
-    score,
+    score, suite,
 ):  # fmt: skip
     app.command()(_study)
 

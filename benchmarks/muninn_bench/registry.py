@@ -1,4 +1,7 @@
-"""Tasks by name: every folder ``tasks/NAME`` with a ``task.py`` is one, imported when asked for."""
+"""Tasks by name: every folder ``tasks/NAME`` with a ``task.py`` is one, imported when asked for.
+
+A hyphen in a name is an underscore in its folder's, which is a Python package.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from muninn_bench.task import Task
 
 def names() -> tuple[str, ...]:
     """The names of all tasks."""
-    folders = (Path(place) for place in tasks.__path__)
-    return tuple(sorted(file.parent.name for place in folders for file in place.glob("*/task.py")))
+    found = (file.parent.name for place in tasks.__path__ for file in Path(place).glob("*/task.py"))
+    return tuple(sorted(name.replace("_", "-") for name in found))
 
 
 def find_task(name: str) -> Task:
@@ -24,12 +27,13 @@ def find_task(name: str) -> Task:
     """
     if name not in names():
         raise InputError(f"no task {name!r}; choose from {', '.join(names())}")
+    folder = name.replace("-", "_")
     try:
-        task: Task = import_module(f"muninn_bench.tasks.{name}.task").TASK
+        task: Task = import_module(f"muninn_bench.tasks.{folder}.task").TASK
     except ImportError as error:
         raise InputError(
             f"the task {name} needs packages that are missing ({error}); its card says how to "
-            f"install them: {Path(tasks.__path__[0], name, 'CARD.md')}"
+            f"install them: {Path(tasks.__path__[0], folder, 'CARD.md')}"
         ) from error
     return task
 

@@ -168,11 +168,40 @@ class Together(Protocol):
 
 
 @runtime_checkable
+class SideBySide(Protocol):
+    """It knows how many of its simulators fit into the memory of one process."""
+
+    @property
+    def lanes(self) -> int:
+        """Episodes that run side by side."""
+        ...
+
+
+@runtime_checkable
+class Choosing(Protocol):
+    """The plans of some planners are candidates, of which the task executes one."""
+
+    def choice(self, variant: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """``choice(plans, contexts)``: the executed row of each plan, (batch,); None where a plan
+        is executed itself."""
+        ...
+
+
+@runtime_checkable
 class Guided(Protocol):
     """Its planners are guided, by returns for instance."""
 
     def guided(self, scale: float) -> Task:
         """The same task with another scale of guidance; 0 is none."""
+        ...
+
+
+@runtime_checkable
+class Graded(Protocol):
+    """It says how hard its calls are."""
+
+    def figures(self, variant: str, plans: Tensor, contexts: Tensor) -> Mapping[str, FloatArray]:
+        """Figures of the problem and of the full plan, (calls,) each, by name with the unit."""
         ...
 
 

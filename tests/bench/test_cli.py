@@ -11,7 +11,7 @@ from muninn_bench.cli import app
 
 COMMANDS = (
     "tasks", "demo", "compare", "few-steps", "report", "data", "train", "fly", "monitor",
-    "coverage", "latency", "checks", "soak", "ablate",
+    "coverage", "latency", "checks", "soak", "ablate", "suite",
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from safetensors.numpy import save_file
 
 from muninn.model.schedule import FloatArray
-from muninn_bench.networks.agent import Agent
+from muninn_bench.networks.agent import Agent, save_agent
 from muninn_bench.networks.coordinates import Coordinates
 from muninn_bench.networks.runs import Runs
 from muninn_bench.networks.trainer import Lesson, Training
@@ -23,6 +24,8 @@ from muninn_bench.planners.diffusion_ql_lesson import DiffusionQLLesson
 from muninn_bench.planners.guided_diffuser import AdaptDiffuser, GuidedDiffuser
 from muninn_bench.planners.guided_diffuser_lesson import AdaptLesson, GuidedLesson
 from muninn_bench.planners.policy import Policy, Recipe
+from muninn_bench.tasks.control import ControlTask, Scoring, Taught
+from muninn_bench.tasks.kitchen.data import recording
 
 OBSERVATION, ACTION, LIMIT = 4, 2, 30
 
@@ -107,3 +110,41 @@ def write_agents(path: Path, sizes: dict[str, tuple[int, int]]) -> Path:
         )  # fmt: skip
     save_file(tensors, path, metadata=about)
     return path
+
+
+# -- a world -----------------------------------------------------------------------------------
+
+
+class Line:
+    """A world whose state is a sum of actions; it ends after so many steps, drawn from the seed."""
+
+    made = 0
+
+    def __init__(self, longest: int = 6) -> None:
+        Line.made += 1
+        self._longest = longest
+
+    def reset(self, seed: int) -> FloatArray:
+        generator = np.random.default_rng(seed)
+        self._state = 0.1 * generator.standard_normal(OBSERVATION)
+        self._left = 1 + int(generator.integers(self._longest))
+        return self._state.copy()
+
+    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool]:
+        self._state[:ACTION] += 0.1 * action
+        self._left -= 1
+        return self._state.copy(), 1.0, self._left == 0
+
+
+def lines(folder: Path) -> ControlTask:
+    """A task of such worlds; weights of all planners are written to the folder's ``models``."""
+
+    def taught(recipe: Recipe) -> Taught:
+        return Taught(recipe, LESSONS[recipe.planner], {"device": "cpu"})
+
+    for name in RECIPES:
+        path = folder / "models" / "lines" / name / "agent.safetensors"
+        save_agent(path, replace(agent(name), task="lines"))
+    recipes = {name: taught(recipe) for name, recipe in RECIPES.items()}
+    scoring = Scoring(0.0, 6.0, complete=6.0)
+    return ControlTask("lines", Line, scoring, 30, 0.1, recording, "nothing", recipes)

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from muninn.certify.metrics import Metric, measure
 from muninn.certify.paired import call_seed
+from muninn.context import Context
+from muninn.model.planner import Noise
+from muninn.record import Record
 from muninn_bench.measure.protocol import Run
 from muninn_bench.task import Result, Stream, Task, Together
 
@@ -47,18 +50,21 @@ def roll_out(
     world: int = 0,
     shadow: tuple[Run, Metric] | None = None,
     lanes: int = LANES,
+    first: int = 0,
+    most_calls: int | None = None,
     advance: Callable[[int], None] = lambda episodes: None,
 ) -> list[Drive]:
-    """Episodes 0 to ``count`` of a stream, driven by a method.
+    """``count`` episodes of a stream from number ``first`` on, driven by a method.
 
     The noise of a call is a function of seed, episode and call alone: methods are paired. The
     problems are those of the seed ``world``. With a
     ``shadow``, full compute and a metric, every call's deviation is measured; the shadow's plans
-    are not executed.
+    are not executed. An episode is over after ``most_calls`` plans at the latest.
     """
-    planner, drives = task.planner(variant), [Drive() for _ in range(count)]
-    for first in range(0, count, lanes):
-        numbers = range(first, min(first + lanes, count))
+    planner, last = task.planner(variant), first + count
+    drives = {number: Drive() for number in range(first, last)}
+    for begin in range(first, last, lanes):
+        numbers = range(begin, min(begin + lanes, last))
         episodes = {number: task.begin(variant, stream, number, world) for number in numbers}
         call, running = 0, list(numbers)
         while running:
@@ -81,10 +87,22 @@ def roll_out(
                     episodes[number].follow(plan)
             running = [number for number in running if not episodes[number].done]
             call += 1
+            if call == most_calls:
+                break
         for number, episode in episodes.items():
             drives[number].result = episode.result()
         advance(len(numbers))
-    return drives
+    return list(drives.values())
+
+
+def on_device(run: Run, device: torch.device) -> Run:
+    """A method of a planner on a device, for contexts and noise from the CPU; plans stay there."""
+
+    def sent(context: Context, noise: Noise) -> tuple[Tensor, Record]:
+        draws = {step: draw.to(device) for step, draw in noise.steps.items()}
+        return run(context.to(device), Noise(noise.initial.to(device), draws))
+
+    return sent
 
 
 def random_contexts(drives: Sequence[Drive], seed: int) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from muninn.context import Context
 from muninn.engines.capture import capture
+from muninn.model.denoiser import GradientGuidance
 from muninn.model.planner import Planner
 
 
@@ -55,29 +58,51 @@ def use_matrix_products(network: nn.Module) -> None:
                 setattr(parent, name, MatrixConv1d(child))  # type: ignore[arg-type]
 
 
-def moved(planner: Planner, device: str) -> Planner:
+def moved(planner: Planner, device: str, *, graphs: bool = True) -> Planner:
     """The planner on a device, with a copy of its network there; itself on its own device.
 
-    On a GPU convolutions are matrix products in CUDA graphs, and nothing rounds to ten bits.
+    On a GPU convolutions are matrix products in CUDA graphs, and nothing rounds to ten bits;
+    without ``graphs`` the network is as it is, for whoever looks into it or captures it whole.
     """
     if torch.device(device).type == planner.device.type:
         return planner
     denoiser = copy.deepcopy(planner.denoiser)
-    _move(denoiser, device)
+    _move(denoiser, device, graphs)
     return replace(planner, denoiser=denoiser, device=torch.device(device))
 
 
-def _move(denoiser: Any, device: str) -> None:
+def _move(denoiser: Any, device: str, graphs: bool) -> None:
     """Move the networks of a denoiser, and of the one that guidance wraps, in place."""
     for name, part in list(vars(denoiser).items()):
-        if name == "objective" and isinstance(part, nn.Module):
-            use_matrix_products(part)  # it is differentiated, which a captured forward cannot be
-            part.to(device)
-        elif isinstance(part, nn.Module):
-            part.forward = InGraphs(copy.deepcopy(part).to(device))
+        if isinstance(part, nn.Module):
+            if graphs and name != "objective":  # that is differentiated: see below
+                part.forward = InGraphs(copy.deepcopy(part).to(device))
+            else:
+                _in_full_precision(part)
             part.to(device)
         elif name == "denoiser":
-            _move(part, device)
+            _move(part, device, graphs)
+    if graphs and isinstance(denoiser, GradientGuidance):
+        setattr(denoiser, "guide", InGraphs(_Guide(denoiser)))  # noqa: B010
+
+
+class _Guide(nn.Module):
+    """The gradient of a guidance as a module; it is captured with its backward pass."""
+
+    def __init__(self, guidance: GradientGuidance) -> None:
+        super().__init__()
+        self._guidance = copy.copy(guidance)
+
+    def forward(self, prediction: Tensor, x: Tensor, timestep: Tensor, context: Context) -> Tensor:
+        """:meth:`muninn.model.denoiser.GradientGuidance.guide`."""
+        return self._guidance.guide(prediction, x, timestep, context)
+
+
+def _in_full_precision(network: nn.Module) -> None:
+    """Have a network compute in full float32 on a GPU, and fast."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    use_matrix_products(network)
 
 
 def evaluate_on_gpu(planner: Planner) -> bool:
@@ -99,9 +124,7 @@ class InGraphs:
     """
 
     def __init__(self, network: nn.Module) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-        use_matrix_products(network)
+        _in_full_precision(network)
         self._network = network
         # Unlike a dictionary not looked into by certificates: buffers always change.
         self._captured = functools.cache(self._capture)
@@ -111,9 +134,14 @@ class InGraphs:
 
     def _capture(
         self, *inputs: tuple[tuple[int, ...], torch.dtype]
-    ) -> tuple[Any, Tensor, list[Tensor]]:
+    ) -> tuple[Any, Tensor, list[Tensor]] | None:
         buffers = [torch.zeros(shape, dtype=dtype, device="cuda") for shape, dtype in inputs]
-        graph, found = capture(lambda: self._network(*buffers), torch.device("cuda"))
+        try:
+            graph, found = capture(lambda: self._network(*buffers), torch.device("cuda"))
+        except RuntimeError as error:
+            name = type(self._network).__name__
+            warnings.warn(f"{name} is run without a CUDA graph, slower: {error}", stacklevel=2)
+            return None
         return graph, found, buffers
 
     @torch.no_grad()
@@ -122,7 +150,11 @@ class InGraphs:
         rows = len(given[0])
         size = 1 << (rows - 1).bit_length()
         shapes = (((size, *one.shape[1:]), one.dtype) for one in given)
-        graph, found, buffers = self._captured(*shapes)
+        captured = self._captured(*shapes)
+        if captured is None:
+            plain: Tensor = self._network(*given)
+            return plain
+        graph, found, buffers = captured
         for buffer, one in zip(buffers, given, strict=True):
             buffer[:rows].copy_(one)
         graph.replay()

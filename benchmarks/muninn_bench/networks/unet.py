@@ -1,10 +1,11 @@
 """The planner's network: a temporal U-Net that predicts the clean plan, or the noise in it.
 
 The network sees plans as ``(batch, horizon, channels)`` and works on ``(batch, width, time)``
-inside. Start and goal are inpainted in its input, so it takes no other context. ``forward`` is
-``core(stem(x, t), x, t)``: the stem (input projection and first residual block, at full resolution)
-is a small part of the work, and is kept apart so that it can be run alone. The deeper stem, of
-depth 2, is the whole level of full resolution.
+inside. What a plan must contain is inpainted in its input; what it is for can also be told, as a
+vector that is embedded and added to the time embedding. ``forward`` is ``core(stem(x, t), x, t)``:
+the stem (input projection and first residual block, at full resolution) is a small part of the
+work, and is kept apart so that it can be run alone. The deeper stem, of depth 2, is the whole level
+of full resolution.
 """
 
 from __future__ import annotations
@@ -36,24 +37,43 @@ class UnetConfig:
     time_width: int = 128
     heads: int = 4
     predicts: Kind = "sample"  # or "epsilon"
+    told: int = 0  # numbers that the network is told about each plan
 
 
 class TimeEmbedding(nn.Module):
-    """Sinusoidal embedding of the integer timestep, then two linear layers."""
+    """Sinusoidal embedding of the integer timestep, then two linear layers.
+
+    With ``told`` numbers the embedding of these, by two layers of its own, is added to it.
+    """
 
     frequencies: Tensor
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, told: int = 0) -> None:
         super().__init__()
         half = width // 2
         frequencies = torch.exp(-math.log(10_000.0) * torch.arange(half) / (half - 1))
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.layers = nn.Sequential(nn.Linear(2 * half, width), nn.SiLU(), nn.Linear(width, width))
+        self.told: nn.Module | None = None
+        if told:
+            self.told = nn.Sequential(nn.Linear(told, width), nn.SiLU(), nn.Linear(width, width))
 
-    def forward(self, t: Tensor) -> Tensor:
-        """Return the embedding ``(batch, width)`` of timesteps ``(batch,)``."""
+    def forward(self, t: Tensor, told: Tensor | None = None) -> Tensor:
+        """Return the embedding ``(batch, width)`` of timesteps ``(batch,)``, and of what is told.
+
+        Raises:
+            InputError: nothing is told, or something to a network that takes nothing.
+        """
         angles = t.to(self.frequencies.dtype)[:, None] * self.frequencies
         embedded: Tensor = self.layers(torch.cat([angles.sin(), angles.cos()], dim=-1))
+        if (told is None) != (self.told is None):
+            raise InputError(
+                "the network takes a timestep and nothing else"
+                if self.told is None
+                else "the network must be told what a plan is for; pass told, (batch, numbers)"
+            )
+        if self.told is not None and told is not None:
+            embedded = embedded + self.told(told)
         return functional.silu(embedded)
 
 
@@ -152,7 +172,7 @@ class TemporalUnet(nn.Module):
         self.register_buffer("gain", gain.float(), persistent=False)
         widths, kernel, time_width = config.widths, config.kernel, config.time_width
 
-        self.time = TimeEmbedding(time_width)
+        self.time = TimeEmbedding(time_width, config.told)
         self.project_in = nn.Conv1d(config.channels, widths[0], kernel, padding=kernel // 2)
         self.first = ResidualBlock(widths[0], widths[0], kernel, time_width)
 
@@ -184,17 +204,19 @@ class TemporalUnet(nn.Module):
         """``sample``, the clean plan, or ``epsilon``, the noise."""
         return self.config.predicts
 
-    def stem(self, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
+    def stem(self, x: Tensor, t: Tensor, depth: int = 1, told: Tensor | None = None) -> Tensor:
         """Map a noisy plan to features ``(batch, width, horizon)``; depth 2 is the deeper stem."""
-        time = self.time(t)
+        time = self.time(t, told)
         features: Tensor = self.first(self.project_in(x.transpose(1, 2)), time)
         if depth == 2 and len(self.down):
             features = self.down[0](features, time)
         return features
 
-    def core(self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1) -> Tensor:
+    def core(
+        self, h: Tensor, x: Tensor, t: Tensor, depth: int = 1, told: Tensor | None = None
+    ) -> Tensor:
         """Map the stem's features of the same depth, and the noisy plan, to the prediction."""
-        time = self.time(t)
+        time = self.time(t, told)
         skips: list[Tensor] = []
         for level, (blocks, coarsen) in enumerate(zip(self.down, self.coarsen, strict=True)):
             h = h if level == 0 and depth == 2 else blocks(h, time)
@@ -214,9 +236,9 @@ class TemporalUnet(nn.Module):
         """Average the stem's features over time: ``(batch, width)``."""
         return h.mean(dim=2)
 
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, told: Tensor | None = None) -> Tensor:
         """Predict for plans ``(batch, horizon, channels)`` in ``[-1, 1]``; x0 is not clipped."""
-        return self.core(self.stem(x, t), x, t)
+        return self.core(self.stem(x, t, told=told), x, t, told=told)
 
 
 def _output_scaling(predicts: Kind, signal: Tensor) -> tuple[Tensor, Tensor]:

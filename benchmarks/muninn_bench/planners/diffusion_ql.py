@@ -99,22 +99,28 @@ class DiffusionQL:
             (self.candidates, self.action),
             device=next(actor.parameters()).device,
         )
-        return Policy(planner, agent.coordinates, self.observation, partial(chosen, critic))
+        read, choice = partial(chosen, critic), partial(best, critic)
+        return Policy(planner, agent.coordinates, self.observation, read, choice=choice)
+
+
+def chosen(critic: nn.Module, plans: Tensor, contexts: Tensor) -> Tensor:
+    """The best candidates, (batch, 1, action), of plans (batch, candidates, action)."""
+    rows = torch.arange(len(plans), device=plans.device)
+    return plans[rows, best(critic, plans, contexts)][:, None]
 
 
 @torch.no_grad()
-def chosen(critic: nn.Module, plans: Tensor, contexts: Tensor) -> Tensor:
-    """The best candidates, (batch, 1, action), of plans (batch, candidates, action).
+def best(critic: nn.Module, plans: Tensor, contexts: Tensor) -> Tensor:
+    """The place of the best candidate of each plan (batch, candidates, action), (batch,).
 
     Raises:
         InputError: the critic returns a value that is not finite.
     """
-    told = contexts[:, None].expand(-1, plans.shape[1], -1)
+    told = contexts.to(plans.device)[:, None].expand(-1, plans.shape[1], -1)
     worth: Tensor = beside(critic, plans)(told, plans).amin(dim=0)
     if not torch.isfinite(worth).all():
         raise InputError(
             "the critic returned a value that is not finite, so that no candidate is the best; "
             "train it again, with a lower learning rate"
         )
-    best = worth.argmax(dim=1)
-    return plans[torch.arange(len(plans), device=plans.device), best][:, None]
+    return worth.argmax(dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +35,8 @@ class Policy:
         view: the part of plans that ``read`` looks at, where that is an affine function of them.
         bound: on normalised observations. What the data never showed, a kitchen knob that was
             always still, would otherwise be told as a number that no network has seen.
+        choice: ``choice(plans, contexts)``, the row of each plan that is executed, (batch,), where
+            a plan is a set of candidates.
     """
 
     planner: Planner
@@ -42,6 +45,7 @@ class Policy:
     read: Act
     view: Callable[[Tensor], Tensor] | None = None
     bound: float | None = None
+    choice: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def context(self, observation: FloatArray) -> Tensor:
         """What the planner is told, (1, observation)."""
@@ -118,7 +122,7 @@ class Recipe(Protocol):
 
 def beside(network: nn.Module, plans: Tensor) -> nn.Module:
     """The network where plans are; it is copied once a device."""
-    own = next(network.parameters()).device
+    own = next(itertools.chain(network.parameters(), network.buffers())).device
     return network if own == plans.device else _copied(network, plans.device)
 
 

@@ -22,12 +22,10 @@ from muninn.certify.certificate import library_versions
 from muninn.certify.frontier import Frontier
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import resolve
-from muninn.certify.paired import Measured, PairedCalls, call_seed
+from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import require_units
-from muninn.certify.scan import Measuring, Scan
 from muninn.certify.scores import Entry
 from muninn.certify.tune import frontier_family
-from muninn.certify.units import OpenLoop
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.identity.digest import digest
@@ -35,10 +33,11 @@ from muninn.model.planner import Planner
 from muninn.model.solvers import ddpm
 from muninn.parallel import Map, Workers, workers_of
 from muninn.programs.methods import methods
-from muninn.programs.plan import AnyProgram, Family
+from muninn.programs.plan import Family
 from muninn.progress import Task as Bars
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative
+from muninn_bench.measure.remembered import Remembered, certified_member
 from muninn_bench.measure.rollout import random_contexts, roll_out
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.report.table import read_csv, write_csv
@@ -64,22 +63,6 @@ class Sizes:
     tune: int = 512
     certify: int = 1024
     test: int = 2048
-
-
-class Remembered(PairedCalls):
-    """Calls that every program runs once on: what it does there is the same for all tolerances."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._measured: dict[tuple[AnyProgram, int, int], Measured] = {}
-
-    def measure(self, program: AnyProgram, calls: list[int]) -> Measured:
-        """Run a program on some consecutive calls, paired with Full; or say what it did."""
-        key = (program, calls[0], len(calls))
-        if key not in self._measured:
-            self._measured[key] = super().measure(program, calls)
-            self.forget(program)
-        return self._measured[key]
 
 
 class Rescaled(Frontier):
@@ -244,10 +227,8 @@ def _line(
     allowed: int,
     bar: Bars,
 ) -> dict[str, Any]:
-    """A family certified, its program tested; full compute is its own truth and not checked."""
-    units = OpenLoop(certify, tolerance, "call", None)
-    scan = Scan(Measuring(units), family, Journal(), Map(), bar)
-    member, *_ = scan.choose(list(range(certify.count)), allowed, check_full=False, running=False)
+    """A family certified, its program tested."""
+    member = certified_member(certify, family, tolerance, allowed, bar)
     program = family.member(member)
     measured = test.measure_in_batches(program, list(range(test.count)))
     return {
@@ -280,10 +261,10 @@ def summary(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     ratios = []
     for where, found in groupby(sorted(lines, key=cell), cell):
         spent = {line["method"]: float(line["evaluations_mean"]) for line in found}
-        ours, others = spent.pop(OURS, None), sorted((own, name) for name, own in spent.items())
-        if ours is None or not others:
+        ours = spent.pop(OURS, None)
+        if ours is None or not spent:
             continue
-        least, name = others[0]
+        least, name = min((own, name) for name, own in spent.items())
         ratios.append(ours / least)
         yield (
             f"{' '.join(str(part) for part in where)}: {ours:.2f} against {least:.2f} ({name}), "

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from muninn.context import Context
 from muninn.errors import InputError
-from muninn.model.planner import Noise, Planner
 from muninn.progress import bars
-from muninn.record import Record
 from muninn_bench.commands import Device, Seed, Variant, console
-from muninn_bench.measure.protocol import Run, plain
-from muninn_bench.measure.rollout import LANES, roll_out
+from muninn_bench.measure.protocol import plain
+from muninn_bench.measure.rollout import LANES, on_device, roll_out
 from muninn_bench.measure.statistics import mean, proportion
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.report.table import write_csv
 from muninn_bench.task import Guided, Stream, Task
-
-
-def on_device(planner: Planner, device: str) -> Run:
-    """Full compute on a device, of contexts and noise from the CPU; plans stay there."""
-    there = moved(planner, device)
-    run = plain(there)
-
-    def sent(context: Context, noise: Noise) -> tuple[Any, Record]:
-        draws = {step: draw.to(there.device) for step, draw in noise.steps.items()}
-        drawn = replace(noise, initial=noise.initial.to(there.device), steps=draws)
-        return run(context.to(there.device), drawn)
-
-    return sent
 
 
 def score_row(
@@ -49,7 +32,8 @@ def score_row(
     if episodes < 2:
         raise InputError(f"an interval needs at least two episodes, got {episodes}")
     began = time.perf_counter()
-    run = on_device(task.planner(variant), device)
+    there = moved(task.planner(variant), device)
+    run = on_device(plain(there), there.device)
     # A GPU takes as long for few rows as for many.
     lanes = LANES if device == "cpu" else episodes
     with bars(True) as bar:

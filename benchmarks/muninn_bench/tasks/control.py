@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,7 +61,7 @@ class ControlEpisode:
 
     def __init__(self, task: ControlTask, policy: Policy, seed: int) -> None:
         self._task, self.policy = task, policy
-        self._world = task.idle.pop() if task.idle else task.world()
+        self._world = task.idle.pop() if task.idle else task.simulator()
         self._observation = self._world.reset(seed)
         self._total, self._steps = 0.0, 0
         self.done, self.time = False, 0.0  # whether it fell or is out of time; seconds
@@ -73,9 +75,19 @@ class ControlEpisode:
         self.take(self.policy.act(plan[None].cpu(), self.context())[0].double().numpy())
 
     def take(self, actions: FloatArray) -> None:
-        """Take actions (executed, action), until the episode is over."""
+        """Take actions (executed, action), until the episode is over.
+
+        Raises:
+            InputError: a reward or an observation is not finite.
+        """
         for action in actions:
             self._observation, reward, self.done = self._world.step(action)
+            if not (math.isfinite(reward) and np.isfinite(self._observation).all()):
+                raise InputError(
+                    f"{self._task.name} gave the reward {reward} or an observation that is not "
+                    f"finite at step {self._steps + 1} of an episode: the simulation diverged. "
+                    "Check the actions of the planner that drove it; finished episodes are kept"
+                )
             self._total += reward
             self._steps += 1
             if self.done:
@@ -117,6 +129,7 @@ class ControlTask:
         recording: how the data is made from a file of others.
         original: what that file is, and where it is from.
         taught: the planners, by variant.
+        lanes: episodes that run side by side; their simulators are kept.
         idle: simulators that no episode uses.
     """
 
@@ -132,6 +145,7 @@ class ControlTask:
     unit: str = "of an executed action, in its worst channel; actions are within [-1, 1]"
     extra: str = ""
     replans: bool = True
+    lanes: int = 150
     idle: list[World] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -155,6 +169,25 @@ class ControlTask:
         # The simulator takes 31 bits.
         drawn = call_seed(seed, stream, number) % 2**31
         return ControlEpisode(self, self.policy(variant), drawn)
+
+    def simulator(self) -> World:
+        """A new one.
+
+        Raises:
+            InputError: a package that it needs is missing.
+        """
+        try:
+            return self.world()
+        except ImportError as error:
+            raise InputError(
+                f"the world of {self.name} needs a package that is missing ({error}); install it "
+                "with `pip install muninn-bench`, which brings gymnasium, gymnasium-robotics and "
+                "mujoco 3.3"
+            ) from error
+
+    def choice(self, variant: str) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Which candidate the critic has executed; None for planners of plans."""
+        return self.policy(variant).choice
 
     def follow_all(self, episodes: Sequence[ControlEpisode], plans: Tensor) -> None:
         """Carry out plans of episodes of one variant; a critic chooses for all of them at once."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from muninn.context import Context
 from muninn.errors import DenoiserError
-from muninn.model.denoiser import Denoiser
+from muninn.model.denoiser import Denoiser, at_timestep
 
 
 class CompiledDenoiser:
@@ -23,7 +23,8 @@ class CompiledDenoiser:
     def __call__(self, x: Tensor, timestep: Tensor, context: Context, /) -> Tensor:
         """The prediction; DenoiserError where the network cannot be compiled."""
         try:
-            return self._compiled(x, timestep, context)
+            with at_timestep(None):  # a compiler takes what it reads once for a constant
+                return self._compiled(x, timestep, context)
         except Exception as error:
             from torch._dynamo.exc import TorchDynamoException  # loads the compiler: seconds
 

@@ -23,7 +23,7 @@ from muninn.engines.compiled import CompiledDenoiser
 from muninn.engines.gap import Gaps, difference_size
 from muninn.engines.run_state import Group, RunState
 from muninn.errors import DenoiserError, InputError
-from muninn.model.denoiser import check_prediction, own_loop
+from muninn.model.denoiser import at_timestep, check_prediction, own_loop
 from muninn.model.planner import Noise, Planner
 from muninn.programs.forecast import GapWeights
 from muninn.programs.plan import Static
@@ -146,7 +146,8 @@ class Runtime:
             rows = [row for _, members in groups for row in run.numbers(members)]
             state = torch.cat(states)
             own = select(run.context, torch.tensor(rows, device=state.device))
-        prediction = self._denoiser(state, self.planner.timestep(step, len(rows)), own)
+        with at_timestep(self.planner.sampler.steps[step].timestep):
+            prediction = self._denoiser(state, self.planner.timestep(step, len(rows)), own)
         run.evaluations[rows] += 1
         run.evaluated[rows, step] = True
         prediction = check_prediction(prediction, state, run.dtype)

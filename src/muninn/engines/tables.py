@@ -16,7 +16,7 @@ from torch import Tensor
 from muninn.engines.run_state import SUM, RunState
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
-from muninn.model.denoiser import check_prediction
+from muninn.model.denoiser import at_timestep, check_prediction
 from muninn.programs.own_noise import OwnNoise, sum_dtype
 from muninn.programs.table import Table, embedded_differences, nearest_steps
 
@@ -63,7 +63,8 @@ class TableRuntime(Runtime):
         if self._own_noise is not None:
             self._own_noise.add(sums, run.noise)
         for at, step in enumerate(self._steps):
-            prediction = self._denoiser(x, timesteps[at], run.context)
+            with at_timestep(self.program.states[at].timestep):
+                prediction = self._denoiser(x, timesteps[at], run.context)
             run.evaluations += 1
             run.evaluated[:, step] = True
             prediction = check_prediction(prediction, x, run.dtype)

@@ -43,6 +43,27 @@ def in_own_loop() -> bool:
     return getattr(_LOOPS, "inside", 0) > 0
 
 
+@contextmanager
+def at_timestep(value: float | None) -> Iterator[None]:
+    """Around an evaluation of which the host knows that all rows are at one timestep."""
+    before = known_timestep()
+    _LOOPS.timestep = value
+    try:
+        yield
+    finally:
+        _LOOPS.timestep = before
+
+
+def known_timestep() -> float | None:
+    """The timestep of the evaluation under way in this thread, where the host knows it; else None.
+
+    Guidance that is for some timesteps only can so leave out its work at the others, without
+    waiting for a device, and in a CUDA graph of a fixed plan.
+    """
+    found: float | None = getattr(_LOOPS, "timestep", None)
+    return found
+
+
 class Denoiser(Protocol):
     """Predicts at state ``x`` (batch, ...) and ``timestep`` (batch,); returns the shape of x."""
 

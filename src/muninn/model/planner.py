@@ -11,7 +11,7 @@ from torch import Tensor
 
 from muninn.context import Context, batch_size, tensors
 from muninn.errors import InputError
-from muninn.model.denoiser import Denoiser, check_prediction, fingerprint, own_loop
+from muninn.model.denoiser import Denoiser, at_timestep, check_prediction, fingerprint, own_loop
 from muninn.model.sampler import Sampler
 
 Condition = Callable[[Tensor, Context], Tensor]
@@ -236,7 +236,8 @@ class Planner:
             for step in range(len(self.sampler)):
                 if visit is not None:
                     visit(step, x)
-                prediction = self.denoiser(x, self.timestep(step, len(x)), context)
+                with at_timestep(self.sampler.steps[step].timestep):
+                    prediction = self.denoiser(x, self.timestep(step, len(x)), context)
                 prediction = check_prediction(prediction, x, None)
                 x = self.advance(x, prediction, step, noise.at(step, slice(None)), context)
         return x

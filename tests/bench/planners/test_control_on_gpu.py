@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import control_cases as cases
+from muninn.paper.split import split_of
 from muninn_bench.networks.agent import load_agent
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.networks.trainer import train
+from muninn_bench.studies.suite.entrants import CapturedSplit
 
 
 @pytest.mark.gpu
@@ -40,3 +42,20 @@ def test_a_teacher_is_trained_on_a_gpu(name: str, tmp_path: Path) -> None:
     recipe = cases.RECIPES[name]
     agent = load_agent(path, "walk", recipe.planner, recipe.networks())
     assert all(torch.isfinite(each).all() for each in agent.networks.state_dict().values())
+
+
+@pytest.mark.gpu
+def test_a_captured_split_is_the_denoiser_up_to_rounding() -> None:
+    planner = cases.policy("diffuser").planner
+    there = moved(planner, "cuda", graphs=False)
+    split = CapturedSplit(split_of(there.denoiser))
+    generator = torch.Generator().manual_seed(0)
+    for rows in (1, 5, 3):
+        x = torch.randn(rows, *planner.shape, generator=generator)
+        told, context = torch.full((rows,), 4), torch.rand(rows, cases.OBSERVATION)
+        given = [each.cuda() for each in (x, told, context)]
+        hidden = split.stem(*given)
+        found = split.core(hidden, *given)
+        expected = planner.denoiser(x, told, context)
+        torch.testing.assert_close(found.cpu(), expected, atol=1e-4, rtol=1e-4)
+        assert split.feature(hidden, given[0]).shape[0] == rows

@@ -13,8 +13,8 @@ import control_cases as cases
 from muninn.errors import InputError
 from muninn_bench.cli import app
 from muninn_bench.measure.protocol import plain
-from muninn_bench.measure.rollout import roll_out
-from muninn_bench.studies.score import guided_as, on_device, score_row
+from muninn_bench.measure.rollout import on_device, roll_out
+from muninn_bench.studies.score import guided_as, score_row
 from muninn_bench.task import Stream
 from muninn_bench.tasks import control
 from muninn_bench.tasks.control import ControlTask, Scoring, Taught
@@ -42,10 +42,10 @@ def test_lanes_change_nothing() -> None:
 
 
 def test_full_compute_on_a_device_is_the_planner() -> None:
-    policy = cases.policy("diffuser")
-    contexts, noise = torch.rand(3, cases.OBSERVATION), policy.planner.draw_noise(seeds=range(3))
-    plans, record = on_device(policy.planner, "cpu")(contexts, noise)
-    assert torch.equal(plans, policy.planner.sample(contexts, noise=noise))
+    planner = cases.policy("diffuser").planner
+    contexts, noise = torch.rand(3, cases.OBSERVATION), planner.draw_noise(seeds=range(3))
+    plans, record = on_device(plain(planner), planner.device)(contexts, noise)
+    assert torch.equal(plans, planner.sample(contexts, noise=noise))
     assert record.evaluations.tolist() == [10] * 3
 
 

@@ -14,18 +14,15 @@ from safetensors.numpy import save_file
 
 import control_cases as cases
 from muninn.errors import InputError
-from muninn.model.schedule import FloatArray
 from muninn_bench import registry
 from muninn_bench.measure.protocol import plain
 from muninn_bench.measure.rollout import roll_out
-from muninn_bench.networks.agent import save_agent
 from muninn_bench.networks.runs import load_runs
 from muninn_bench.networks.trainer import Training
-from muninn_bench.planners.policy import Recipe
 from muninn_bench.task import Stream
 from muninn_bench.tasks import control
 from muninn_bench.tasks.agents import read_agent
-from muninn_bench.tasks.control import ControlTask, Scoring, Taught
+from muninn_bench.tasks.control import ControlTask, Scoring
 from muninn_bench.tasks.kitchen import data as kitchen_data
 from muninn_bench.tasks.kitchen.world import GOALS, Kitchen, towards
 from muninn_bench.tasks.locomotion import Gait, Performer, Runner, locomotion
@@ -168,6 +165,19 @@ def test_the_complete_demonstrations_come_first(tmp_path: Path) -> None:
         kitchen_data.demonstrations(other)
 
 
+def test_demonstrations_or_weights_that_were_cut_short_are_to_be_copied_again(
+    tmp_path: Path, lines: ControlTask
+) -> None:
+    path = write_demonstrations(tmp_path / "some.safetensors", {kitchen_data.COMPLETE: 5})
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"some.safetensors cannot be read .* copy it again"):
+        kitchen_data.demonstrations(path)
+    weights = tmp_path / "models" / "lines" / "diffusion-ql" / "agent.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-20])
+    with pytest.raises(InputError, match=r"cut short: copy it again, or train it"):
+        lines.planner("diffusion-ql")
+
+
 def test_an_episode_of_the_kitchen_ends_by_the_clock_and_repeats() -> None:
     world = Kitchen(limit=3)
     first = world.reset(5)
@@ -183,42 +193,11 @@ def test_an_episode_of_the_kitchen_ends_by_the_clock_and_repeats() -> None:
 # -- episodes ----------------------------------------------------------------------------------
 
 
-class Line:
-    """A world whose state is a sum of actions; it ends after so many steps, drawn from the seed."""
-
-    made = 0
-
-    def __init__(self, longest: int = 6) -> None:
-        Line.made += 1
-        self._longest = longest
-
-    def reset(self, seed: int) -> FloatArray:
-        generator = np.random.default_rng(seed)
-        self._state = 0.1 * generator.standard_normal(cases.OBSERVATION)
-        self._left = 1 + int(generator.integers(self._longest))
-        return self._state.copy()
-
-    def step(self, action: FloatArray) -> tuple[FloatArray, float, bool]:
-        self._state[: cases.ACTION] += 0.1 * action
-        self._left -= 1
-        return self._state.copy(), 1.0, self._left == 0
-
-
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlTask]:
     """A task with weights of all planners in the working directory."""
-
-    def taught(recipe: Recipe) -> Taught:
-        return Taught(recipe, cases.LESSONS[recipe.planner], {"device": "cpu"})
-
-    recipes = {name: taught(recipe) for name, recipe in cases.RECIPES.items()}
-    scoring = Scoring(0.0, 6.0, complete=6.0)
-    nothing = kitchen_data.recording
-    for name in recipes:
-        agent = replace(cases.agent(name), task="lines")
-        save_agent(tmp_path / "models" / "lines" / name / "agent.safetensors", agent)
     monkeypatch.chdir(tmp_path)
-    yield ControlTask("lines", Line, scoring, 30, 0.1, nothing, "nothing", recipes)
+    yield cases.lines(tmp_path)
     control._policy.cache_clear()
 
 
@@ -257,13 +236,13 @@ def test_following_together_is_following_one_by_one(name: str, lines: ControlTas
 def test_an_episode_may_end_at_its_first_step_and_its_world_is_used_again(
     lines: ControlTask,
 ) -> None:
-    short = replace(lines, world=lambda: Line(1))
-    Line.made = 0
+    short = replace(lines, world=lambda: cases.Line(1))
+    cases.Line.made = 0
     for number in range(4):
         episode = short.begin("diffusion-ql", Stream.TEST, number)
         episode.follow(torch.zeros(12, cases.ACTION))
         assert episode.done and episode.result().figures == {"steps": 1.0, "rewards": 1.0}
-    assert Line.made == 1
+    assert cases.Line.made == 1
 
 
 def test_weights_of_another_task_are_refused(lines: ControlTask, tmp_path: Path) -> None:

@@ -14,20 +14,26 @@ from torch import Tensor, nn
 
 from analytic import Counting, MixtureDenoiser, join, mixture_denoiser, split
 from muninn.context import Context
+from muninn.engines.choose import runtime_for
+from muninn.engines.rounds import RoundRuntime
 from muninn.engines.runtime import Runtime
 from muninn.errors import DenoiserError, InputError
 from muninn.model.denoiser import (
     ClassifierFreeGuidance,
     GradientGuidance,
+    at_timestep,
     check_prediction,
     fingerprint,
+    known_timestep,
 )
 from muninn.model.planner import Planner
 from muninn.model.sampler import Kind, Sampler
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim, ddpm, euler
 from muninn.programs.forecast import Forecast
+from muninn.programs.methods import few_steps
 from muninn.programs.plan import Program, Static
+from muninn.programs.spacing import sampler_states
 
 SHAPE = (3, 2)
 
@@ -433,3 +439,36 @@ def test_join_and_split_of_the_closed_forms_invert_each_other() -> None:
         prediction = join("velocity", sample, epsilon, 1 - noise, noise, sign)
         found = split("velocity", x, prediction, 1 - noise, noise, sign)
         torch.testing.assert_close(torch.stack(found), torch.stack([sample, epsilon]))
+
+
+# -- what the host knows -------------------------------------------------------------------------
+
+
+def test_the_host_knows_the_timestep_of_plain_sampling_and_fixed_plans() -> None:
+    sampler = ddim(Schedule.cosine(50), 8, kind="sample")
+    mixture, seen = mixture_denoiser(sampler, SHAPE), list[tuple[float, float | None]]()
+
+    def denoise(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+        seen.append((float(timestep[0]), known_timestep()))
+        return mixture(x, timestep, context)
+
+    planner = Planner(denoise, sampler, SHAPE)
+    planner.sample()
+    program = Program(Forecast("sample", 1), Static((0, 3, 7)))
+    table = few_steps(sampler, sampler_states(sampler)[::2])
+    for runtime in (Runtime(planner, program), runtime_for(planner, table)):
+        runtime(noise=planner.draw_noise(2))
+    assert len(seen) == 8 + 3 + 4 and all(told == known for told, known in seen)
+    seen.clear()
+    RoundRuntime(planner, program)(noise=planner.draw_noise(2))
+    assert seen and all(known is None for _, known in seen), "each row is at its own"
+    assert known_timestep() is None
+
+
+def test_a_denoiser_that_fails_leaves_no_timestep_behind() -> None:
+    with pytest.raises(ZeroDivisionError), at_timestep(3.0):
+        assert known_timestep() == 3.0
+        with at_timestep(None):
+            assert known_timestep() is None
+        raise ZeroDivisionError
+    assert known_timestep() is None

@@ -54,4 +54,5 @@ TASK = ControlTask(
     recording,
     f"that of the demonstrations at {ORIGINAL}",
     TAUGHT,
+    lanes=25,  # a simulator takes 80 MB, and a third of a second to make
 )
