@@ -36,10 +36,12 @@ SCOUTS = ("sample-1-back", "dpmsolver-2", "fewsteps")
 
 KEEP_SPACINGS, KEEP, KEEP_FIRST, RUN = 4, 3, 10, 16
 """Spacings that all methods are tried with; candidates that are tried on all calls, on more than
-the first, and of every group on the first."""
+the first, and of every group on the first. A price is a mean error and knows nothing of calls that
+take another route: with two of a group instead of 16 the best tables of a planner with several
+routes were never run."""
 
-KEEP_FITTED, RUN_FITTED = 2, 2
-"""The last two where the best are fitted besides, which nearly always wins."""
+KEEP_FITTED = 2
+"""Candidates that are tried on all calls where the best are fitted besides."""
 
 MOST_PLACED = 24
 """Evaluations up to which anchors are placed by price: with many, pricing takes long."""
@@ -196,12 +198,11 @@ class Published(Scores):
     def _halved(self, pairs: list[Pair], count: int) -> list[Pair]:
         """Pairs by their score on the first calls, best first: of every group the cheapest few, and
         those without a price."""
-        run = RUN_FITTED if self.fits else RUN
         chosen, spent = [], Counter[str]()
         for price, pair in sorted(self._priced(pairs, count), key=lambda priced: priced[0] or 0.0):
             group = self.methods[pair.method].group
             spent[group] += 1
-            if price is None or spent[group] <= run:
+            if price is None or spent[group] <= RUN:
                 chosen.append(pair)
         return self._ranked(chosen, count, FIRST_CALLS)
 
