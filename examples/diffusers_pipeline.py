@@ -34,7 +34,7 @@ class Network(torch.nn.Module):
 
 # -- from here on it is the same for your network -------------------------------------------------
 planner = planner_from_diffusers(Network().eval(), scheduler, steps=50, shape=(16, 2))
-goals = 0.5 * torch.randn(240, 2, generator=torch.Generator().manual_seed(0))
+goals = 0.5 * torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
 certificate = muninn.calibrate(planner, {"goal": goals}, tolerance=0.02, risk=0.05)
 print(certificate.promise())
 

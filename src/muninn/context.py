@@ -204,6 +204,7 @@ def require_rows(context: Context) -> int:
             else f"a context is {type(context).__name__} without a tensor; give tensors "
             "(rows, ...), one row per call, or nests of them"
         )
+    require_row_dimension(context)
     if isinstance(context, list) and len(context) > 1:
         forms = [form(value, "") for value in context]
         alike = bool(forms[0]) and all(each == forms[0] for each in forms)
@@ -213,7 +214,6 @@ def require_rows(context: Context) -> int:
                 "one row per call: muninn.certify.sources.gather(contexts) (parts of one context "
                 "go into a tuple or a dict)"
             )
-    require_row_dimension(context)
     for path, array in arrays:
         if array.shape[0] == rows:
             raise InputError(

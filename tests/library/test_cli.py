@@ -206,7 +206,7 @@ def test_a_users_policy_is_calibrated_evaluated_and_reported(muninn_command: Com
     assert muninn_command("report", "r.json", "--out", "r.md")[0] == 0
     assert Path("r.md").read_text().strip() == said.strip()
     code, said = muninn_command("evaluate", "my_policy.py:policy", "a.muninn")
-    assert code == 2 and "contexts were calibrated on" in said
+    assert code == 2 and "contexts were calibrated or tuned on" in said
 
 
 def test_an_outcome_is_promised_judged_and_reported_without_a_tolerance(

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from muninn.context import Context
 from muninn.engines.capture import capture
-from muninn.model.denoiser import GradientGuidance
+from muninn.model.denoiser import GradientGuidance, at_timestep
 from muninn.model.planner import Planner
 
 
@@ -137,7 +137,10 @@ class InGraphs:
     ) -> tuple[Any, Tensor, list[Tensor]] | None:
         buffers = [torch.zeros(shape, dtype=dtype, device="cuda") for shape, dtype in inputs]
         try:
-            graph, found = capture(lambda: self._network(*buffers), torch.device("cuda"))
+            with at_timestep(None):  # replayed at others
+                graph, found = capture(lambda: self._network(*buffers), torch.device("cuda"))
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             name = type(self._network).__name__
             warnings.warn(f"{name} is run without a CUDA graph, slower: {error}", stacklevel=2)
@@ -152,8 +155,8 @@ class InGraphs:
         shapes = (((size, *one.shape[1:]), one.dtype) for one in given)
         captured = self._captured(*shapes)
         if captured is None:
-            plain: Tensor = self._network(*given)
-            return plain
+            plain: Tensor = self._network(*(one.to("cuda") for one in given))
+            return plain.to(given[0].device)
         graph, found, buffers = captured
         for buffer, one in zip(buffers, given, strict=True):
             buffer[:rows].copy_(one)

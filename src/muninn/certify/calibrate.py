@@ -32,7 +32,7 @@ from muninn.context import Context
 from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
-from muninn.identity.rows import met_again
+from muninn.identity.rows import met_again, row_marks
 from muninn.model.planner import Planner
 from muninn.parallel import Workers, workers_of
 from muninn.programs.plan import Family
@@ -170,7 +170,8 @@ def calibrate(
                     tuning, tolerance, share, objective=objective, journal=journal, task=task,
                     workers=crew,
                 )  # fmt: skip
-                family = replace(family, tuned_on=units.marks(split["tune"]))
+                if units.loop == "closed":  # else its contexts tell
+                    family = replace(family, tuned_on=row_marks(units.rows(split["tune"])))
                 journal.put("family", family.to_json())
             else:
                 family = Family.from_json(stored)
@@ -194,7 +195,7 @@ def calibrate(
         realised=realised,
         estimates=np.asarray(estimates, dtype=np.float64),
         bound=bound,
-        calibrated_on=units.marks(range(units.count)) if units.loop == "open" else "",
+        calibrated_on=row_marks(units.rows(range(units.count))) if units.loop == "open" else "",
         **known_by(planner, examined, units, in_force),
         **terms,
     )
@@ -209,7 +210,7 @@ def _require_default(**given: object) -> None:
 
 def _require_untuned(family: Family, units: Units) -> None:
     """Calls that chose a family count too few of its violations: they cannot certify it."""
-    if met := met_again(family.tuned_on, units.marks(range(units.count))):
+    if met := met_again(family.tuned_on, units.rows(range(units.count))):
         what, other = ("calls", "contexts") if units.loop == "open" else ("episodes", "a seed")
         raise InputError(
             f"this family was tuned on {met} of these {units.count} {what}: they would certify it "

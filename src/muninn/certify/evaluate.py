@@ -128,9 +128,10 @@ def evaluate(
     units = units_of(
         planner, contexts, deviation, limit, unit, episode_of, seed, made.batch_size, reference
     )
-    if met := met_again(made.calibrated_on, units.marks(range(units.count))):
+    if units.loop == "open" and (met := _met(made, units.rows(range(units.count)))):
         raise InputError(
-            f"{met} of these contexts were calibrated on: only new ones can judge the certificate"
+            f"{met} of these contexts were calibrated or tuned on: only new ones can judge the "
+            "certificate"
         )
     needed = units_needed(made.risk, made.confidence or 0.95)
     if units.count < needed:
@@ -174,6 +175,12 @@ def evaluate(
         coverage=float(np.mean(covered)),
         seed=seed,
     )
+
+
+def _met(made: Certificate, contexts: Context) -> int:
+    """How many contexts made the certificate, or chose the programs of its family."""
+    used = (made.calibrated_on, made.family.tuned_on)
+    return max(met_again(marks, contexts) for marks in used)
 
 
 def _require_fresh(made: Certificate, contexts: Context | Episodes | int, seed: int) -> None:

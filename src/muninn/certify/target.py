@@ -83,12 +83,12 @@ def blamed(path: Path, contexts: Context = None) -> Iterator[None]:
         if not lines:
             raise
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
-        hint = ""
+        hint, rows = "", [f"{name} {tuple(part.shape)[1:]}" for name, part in tensors(contexts)]
         if ("CUDA" in said or "NVIDIA" in said) and not torch.cuda.is_available():
             hint = ". torch finds no GPU here: put the planner on the CPU, or run this where one is"
-        elif next(tensors(contexts), None) is not None:
-            rows = ", ".join(f"{name} {tuple(each.shape)[1:]}" for name, each in tensors(contexts))
-            hint = f". Its planner was called with rows of {rows}: are they what the network takes?"
+        elif rows and any(word in said for word in ("shape", "size", "dimension")):
+            told = ", ".join(rows)
+            hint = f". Its planner was called with rows of {told}: are they what the network takes?"
         raise InputError(f"{path.name}, line {lines[-1]}: {said}{hint}") from error
 
 

@@ -23,7 +23,6 @@ from muninn.context import Context, batch_size, concatenate, form, require_rows,
 from muninn.errors import InputError
 from muninn.identity.arithmetic import Arithmetic, arithmetic
 from muninn.identity.digest import digest
-from muninn.identity.rows import row_marks
 from muninn.model.planner import Noise, Planner
 from muninn.programs.plan import AnyProgram
 
@@ -102,9 +101,11 @@ class OpenLoop:
         of_units = zip(*(np.split(values, ends) for values in arrays), strict=True)
         return [Outcome(*(part.tolist() for part in parts)) for parts in of_units]
 
-    def marks(self, units: Sequence[int]) -> str:
-        """By which the calls of some units are known again; empty without contexts."""
-        return row_marks(self.paired.contexts([c for unit in units for c in self._calls[unit]]))
+    def rows(self, units: Sequence[int]) -> Context:
+        """By which some units are known again: the contexts of their calls."""
+        if len(units) == self.count:  # not a copy of all: contexts may be images
+            return self.paired.context
+        return self.paired.contexts([call for unit in units for call in self._calls[unit]])
 
     def full_of(self, units: Sequence[int]) -> dict[int, Tensor]:
         """Full trajectories of some units' calls, as far as they are known."""
@@ -216,9 +217,10 @@ class ClosedLoop:
         chosen = int(draw * len(outcome.deviation))
         return Outcome(*([values[chosen]] for values in asdict(outcome).values()))
 
-    def marks(self, units: Sequence[int]) -> str:
-        """By which some episodes are known again: their seeds."""
-        return row_marks(torch.tensor([[call_seed(self.seed, unit)] for unit in units]))
+    def rows(self, units: Sequence[int]) -> Context:
+        """By which some units are known again: the seeds of their episodes."""
+        seeds = [[call_seed(self.seed, unit) / 2**63] for unit in units]
+        return torch.tensor(seeds, dtype=torch.float64)
 
     def full_of(self, units: Sequence[int]) -> dict[int, Tensor]:
         """None: every program meets states of its own."""

@@ -20,7 +20,7 @@ from muninn.engines.kernels.optional import OptionalKernel
 from muninn.engines.run_state import RunState
 from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
-from muninn.model.denoiser import check_prediction
+from muninn.model.denoiser import at_timestep, check_prediction
 from muninn.model.planner import Noise
 from muninn.programs.forecast import Forecast, error_weights
 from muninn.programs.kinds import Part
@@ -147,7 +147,8 @@ class RoundRuntime(Runtime):
         self, rows: Rows, active: Tensor, state: Tensor, step: Tensor, context: Context
     ) -> Tensor:
         """The denoiser at the states of the active rows, each at its own step."""
-        return self._denoiser(state, self._timesteps[step], context)
+        with at_timestep(None):  # rows are at steps of their own
+            return self._denoiser(state, self._timesteps[step], context)
 
     def _past(self, rows: Rows, active: Tensor, step: Tensor) -> Past:
         nodes, count = rows.nodes[active], rows.count[active]

@@ -58,8 +58,11 @@ def known_timestep() -> float | None:
     """The timestep of the evaluation under way in this thread, where the host knows it; else None.
 
     Guidance that is for some timesteps only can so leave out its work at the others, without
-    waiting for a device, and in a CUDA graph of a fixed plan.
+    waiting for a device, and in a CUDA graph of a fixed plan. Not for what is captured or compiled
+    by itself: that would keep the timestep it was captured at. A compiler is told None.
     """
+    if torch.compiler.is_compiling():
+        return None
     found: float | None = getattr(_LOOPS, "timestep", None)
     return found
 

@@ -171,9 +171,9 @@ def test_functions_of_the_user_are_asked_for_by_name(issued: Certificate) -> Non
          CertificateError, "made for another program"),
         ({"planner": None}, InputError, r"muninn\.Planner, got NoneType"),
         ({"contexts": contexts(58, 2)}, InputError, "58 calls cannot judge.*at least 59 new ones"),
-        ({"contexts": contexts(300, 1)}, InputError, "300 of these contexts were calibrated on"),
+        ({"contexts": contexts(300, 1)}, InputError, "300 of these contexts were calibrated"),
         ({"contexts": torch.cat([contexts(300, 1)[150:151], contexts(60, 2)]).double()}, InputError,
-         "1 of these contexts were calibrated on: only new ones can judge"),
+         "1 of these contexts were calibrated or tuned on: only new"),
         ({"contexts": contexts(60, 2)[:, :1]}, CertificateError, "give contexts like those"),
         ({"contexts": torch.zeros(2)}, InputError, r"context\[None\] for one call"),
         ({"contexts": muninn.Episodes(drive, 60)}, InputError, "open loop: give contexts, or a"),
@@ -208,7 +208,7 @@ def test_contexts_of_few_kinds_are_not_taken_for_calibrated_ones(issued: Certifi
     settings = {"tolerance": TOLERANCE, "family": FAMILY, "progress": False}
     made = muninn.calibrate(planner(), drawn[:300], **settings)
     assert evaluate(planner(), made, drawn[300:], progress=False).units == 80
-    with pytest.raises(InputError, match="80 of these contexts were calibrated on"):
+    with pytest.raises(InputError, match="of these contexts were calibrated or tuned on"):
         evaluate(planner(), issued, contexts(300, 1)[[0, 0, 299, 299]].repeat(20, 1))
 
 

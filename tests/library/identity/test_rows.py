@@ -16,31 +16,50 @@ from muninn.programs.plan import Family
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 2**20))
-def test_met_again_counts_the_rows_that_two_contexts_share(
-    new: int, shared: int, seed: int
-) -> None:
+def test_rows_that_two_contexts_share_are_counted(new: int, shared: int, seed: int) -> None:
     rows = torch.randn(80, 3, generator=torch.Generator().manual_seed(seed))
-    before, now = row_marks(rows[:40]), row_marks(rows[40 - shared : 40 + new])
-    assert met_again(before, now) == shared
+    now = rows[40 - shared : 40 + new]
+    if len(now) > 1:
+        assert met_again(row_marks(rows[:40]), now) == shared
     assert met_again("", now) == 0
 
 
-def test_every_tensor_of_a_row_counts_and_precision_does_not() -> None:
-    one = {"state": torch.randn(4, 2), "goal": torch.randn(4, 3, 3)}
+def test_every_tensor_of_a_row_counts_and_precision_and_order_do_not() -> None:
+    one = {"state": torch.randn(4, 2), "goal": torch.randn(4, 3, 3), "label": torch.arange(4)}
     other = {**one, "goal": torch.randn(4, 3, 3)}
-    assert (
-        met_again(row_marks(one), row_marks({key: part.double() for key, part in one.items()})) == 4
-    )
-    assert met_again(row_marks(one), row_marks(other)) == 0
+    same = {"label": one["label"].int(), "goal": one["goal"].double(), "state": one["state"]}
+    assert met_again(row_marks(one), same) == 4
+    assert met_again(row_marks(one), other) == 0
     assert len(row_marks(one)) == 4 * DIGITS and row_marks(None) == ""
 
 
-@pytest.mark.parametrize("kinds", [3, 50, 10_000])
-def test_contexts_of_few_kinds_are_met_again_by_chance(kinds: int) -> None:
+def test_numbers_of_calls_empty_rows_and_many_blocks_have_marks() -> None:
+    kinds = {"flag": torch.ones(200, dtype=torch.bool), "none": torch.zeros(200, 0)}
+    marks = row_marks({**kinds, "number": torch.arange(200)})
+    assert len({marks[at : at + DIGITS] for at in range(0, len(marks), DIGITS)}) == 200
+    assert len(set(row_marks(kinds)[at : at + DIGITS] for at in range(0, 3200, DIGITS))) == 1
+
+
+@pytest.mark.parametrize("kinds", [3, 50, 10_000, 160_000, 1_000_000])
+@pytest.mark.parametrize(("earlier", "new"), [(400, 200), (400, 400), (64, 1000)])
+@pytest.mark.parametrize("fraction", [1.0, 0.37])
+def test_contexts_of_few_kinds_are_met_again_by_chance(
+    kinds: int, earlier: int, new: int, fraction: float
+) -> None:
+    side = max(2, round(kinds**0.25))
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(kinds, (600, 1), generator=generator)
-        assert met_again(row_marks(drawn[:400]), row_marks(drawn[400:])) == 0
+        drawn = fraction * torch.randint(side, (earlier + new, 4), generator=generator)
+        assert met_again(row_marks(drawn[:earlier]), drawn[earlier:]) == 0
+
+
+def test_one_pose_that_is_always_the_same_hides_nothing() -> None:
+    rows = torch.randn(400, 3)
+    rows[::3] = rows[0]
+    assert met_again(row_marks(rows), rows) > 250
+    fresh = torch.randn(400, 3)
+    fresh[::3] = rows[0]
+    assert met_again(row_marks(rows), fresh) == 0
 
 
 def test_a_family_is_not_certified_on_the_calls_it_was_tuned_on() -> None:
@@ -58,10 +77,18 @@ def test_a_family_is_not_certified_on_the_calls_it_was_tuned_on() -> None:
 def test_the_family_of_a_certificate_needs_new_calls_too() -> None:
     calls = contexts(120, 7)
     first = certificate(calls=calls, family=None)
-    assert met_again(first.calibrated_on, row_marks(calls)) == 120
-    assert met_again(first.family.tuned_on, row_marks(calls)) == first.counts["tune"]
+    assert met_again(first.calibrated_on, calls) == 120
+    assert met_again(first.family.tuned_on, calls) == first.counts["tune"]
     with pytest.raises(InputError, match=r"tuned on 30 of these 120 calls"):
         certificate(calls=calls, family=first.family)
+
+
+def test_the_calls_that_chose_a_family_do_not_judge_its_certificate() -> None:
+    calls = contexts(40, 5)
+    family = muninn.tune(planner(), calls, tolerance=TOLERANCE, progress=False)
+    issued = certificate(calls=contexts(80, 6), family=family)
+    with pytest.raises(InputError, match="40 of these contexts were calibrated or tuned on"):
+        muninn.evaluate(planner(), issued, torch.cat([contexts(40, 8), calls]), progress=False)
 
 
 def test_episodes_that_tuned_a_family_do_not_certify_it() -> None:

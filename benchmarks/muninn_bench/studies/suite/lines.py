@@ -90,6 +90,12 @@ class Lines:
         self._identity = json.loads(json.dumps(identity))
         self._lines: dict[str, Line] = {}
         if not self._path.is_file():
+            if (folder / "drives").exists():
+                raise InputError(
+                    f"{folder} holds episodes of another run; delete it, or choose another folder "
+                    "with --out"
+                )
+            self._write()  # episodes that come before the first line are of this planner
             return
         stored = json.loads(self._path.read_text())
         if stored["identity"] != self._identity:
@@ -116,6 +122,9 @@ class Lines:
             arrays = {**self.deviations(), line.key: deviation.astype(np.float32)}
             write_whole(self._judged, safetensors.numpy.save(arrays))
         self._lines[line.key] = line
+        self._write()
+
+    def _write(self) -> None:
         lines = [asdict(own) for own in self._lines.values()]
         document = {"identity": self._identity, "lines": lines}
         write_whole(self._path, json.dumps(document, indent=1) + "\n")

@@ -24,6 +24,7 @@ from muninn_bench.studies.suite.drives import Driven
 from muninn_bench.studies.suite.entrants import RISK
 from muninn_bench.studies.suite.latency import DEVICES, times
 from muninn_bench.studies.suite.lines import FIDELITY, FULL_LINE, MEAN, Line
+from muninn_bench.studies.suite.outcome import POINTS
 from muninn_bench.studies.suite.study import Suite
 from muninn_bench.task import Stream
 
@@ -85,7 +86,9 @@ def write_rows(suite: Suite) -> list[Row]:
                 **{name: rows[-1][name] for name in KEY},
                 "violations": line.violations,
                 "calls": line.calls,
-                "p_value": _p_value(line, full.score - own.score),
+                "p_value": _p_value(
+                    line, np.clip(full.score, *POINTS) - np.clip(own.score, *POINTS)
+                ),
                 "switched": line.switched,
                 **{name: found[name] for name in found if name.startswith("difference")},
                 "episodes": len(own.score),

@@ -134,6 +134,7 @@ class Suite:
             "planner": known,
             "seed": seed,
             "calls": [own.tune, own.certify, own.test, own.ghosts, own.closed],
+            "mean score": [own.scored, own.outcome, own.together, own.margin],
             "most calls": own.most_calls,
             "tuned": own.tuned,
         }
