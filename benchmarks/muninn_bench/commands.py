@@ -43,14 +43,13 @@ def tell(lines: Iterable[object]) -> None:
 
 def ablate(
     out: Results = Path("results/ablation"),
-    raw: Annotated[Path, typer.Option(help="Folder for raw cells; what it holds is kept.")] = Path(
-        "runs/ablation"
-    ),
+    raw: Annotated[Path, typer.Option(help="Raw cells; kept.")] = Path("runs/ablation"),
     smoke: Smoke = False,
     variant: Annotated[
         str | None, typer.Option(help="Of maze2d, diffuser or transformer; both by default.")
     ] = None,
     device: Device = "cpu",
+    workers: Crew = "1",
     measure: Annotated[
         bool, typer.Option(help="Measure what is missing; without it only tables and plots.")
     ] = True,
@@ -81,6 +80,7 @@ def ablate(
                 device=device,
                 command=command_line(),
                 tuned=tuned / name,
+                workers=workers,
             )
         tell(write_results(raw / name, out / name))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -17,12 +18,15 @@ from torch import Tensor
 from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import Tolerance
 from muninn.certify.paired import PairedCalls
+from muninn.context import Context
 from muninn.engines.choose import runtime_for
+from muninn.engines.runtime import Runtime
 from muninn.errors import InputError
-from muninn.model.planner import Planner
+from muninn.model.planner import Noise, Planner
 from muninn.programs.methods import Method, methods
 from muninn.programs.spacing import sampler_states, spread_steps
 from muninn.programs.table import Table
+from muninn.record import Record
 from muninn_bench.measure.protocol import Run
 
 Sample = Callable[..., Tensor]
@@ -55,8 +59,7 @@ class Alternative:
 
     def run(self, planner: Planner) -> Run:
         """The alternative on a planner's engine, as a method of a comparison."""
-        runtime = runtime_for(planner, self.table)
-        return lambda context, noise: runtime(context, noise=noise)
+        return partial(_called, runtime_for(planner, self.table))
 
     def sample(self, planner: Planner) -> Sample:
         """The same as a sampling function."""
@@ -100,6 +103,10 @@ def _evenly(planner: Planner, method: Method, count: int) -> Table:
     states = sampler_states(planner.sampler)
     chosen = spread_steps(len(states), (count + 2) // 2 if method.twice else count)
     return method.build(planner.sampler, [states[step] for step in chosen])
+
+
+def _called(runtime: Runtime, context: Context, noise: Noise) -> tuple[Tensor, Record]:
+    return runtime(context, noise=noise)
 
 
 class AlternativeSearch:

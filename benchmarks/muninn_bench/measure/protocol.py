@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,21 +63,23 @@ def plain(planner: Planner) -> Run:
 
 def fixed_cost(sample: Callable[..., Tensor], steps: int) -> Run:
     """A method that evaluates the network ``steps`` times in every call."""
+    return partial(_sampled, sample, steps)
 
-    def run(context: Context, noise: Noise) -> tuple[Tensor, Record]:
-        began = time.perf_counter()
-        trajectory = sample(context, noise=noise)
-        rows = len(trajectory)
-        record = Record(
-            np.full(rows, steps),
-            np.ones((rows, steps), np.bool_),
-            np.zeros(rows),
-            (None,) * rows,
-            time.perf_counter() - began,
-        )
-        return trajectory, record
 
-    return run
+def _sampled(
+    sample: Callable[..., Tensor], steps: int, context: Context, noise: Noise
+) -> tuple[Tensor, Record]:
+    began = time.perf_counter()
+    trajectory = sample(context, noise=noise)
+    rows = len(trajectory)
+    record = Record(
+        np.full(rows, steps),
+        np.ones((rows, steps), np.bool_),
+        np.zeros(rows),
+        (None,) * rows,
+        time.perf_counter() - began,
+    )
+    return trajectory, record
 
 
 def batches(paired: PairedCalls, count: int) -> list[list[int]]:

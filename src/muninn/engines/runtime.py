@@ -56,6 +56,11 @@ class Runtime:
             self._denoiser = CompiledDenoiser(planner.denoiser)
         self._set_up()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process makes its own: what is captured or computed once stays here."""
+        options = {"on_failure": self.on_failure, "strict": self._strict}
+        return functools.partial(type(self), **options), (self.planner, self.program)
+
     def _set_up(self) -> None:
         """What an engine needs besides; planner and program are known."""
         plan, last = self.program.plan, len(self.planner.sampler) - 1

@@ -34,6 +34,10 @@ class ProbeGatedRuntime(RoundRuntime):
         self.gate = gate
         self._hidden: Any = None  # what the stem gave at the current step, every row
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        made_of = (self.planner, self.program.forecast, self.probe, self.gate)
+        return ProbeGatedRuntime, made_of
+
     def _rounds(self, rows: Rows, draws: Tensor | None, context: Context) -> None:
         """Visit every step: probe all rows, evaluate those that the gate does not let reuse."""
         split, steps, count = self.probe.split, len(self.planner.sampler), len(rows.after)

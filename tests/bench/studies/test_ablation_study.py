@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from muninn.errors import InputError
 from muninn.model.schedule import Schedule
+from muninn.parallel import Map
 from muninn.programs import spacing
 from muninn.progress import bars
 from muninn_bench.networks.teacher import Teacher
 from muninn_bench.networks.unet import TemporalUnet, UnetConfig
 from muninn_bench.studies.ablation import settings as grid
 from muninn_bench.studies.ablation.programs import Programs
-from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw, save_cell
+from muninn_bench.studies.ablation.raw import CALIBRATE, TEST, Raw, load_cell, save_cell
 from muninn_bench.studies.ablation.settings import Sizes
 from muninn_bench.studies.ablation.study import full_member, run_study
 from muninn_bench.studies.ablation.workbench import Member, Workbench
@@ -35,14 +39,20 @@ def _teacher(steps: int = 24) -> Teacher:
     return Teacher(network, -high, high, 8, schedule, 0.03)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@contextmanager
+def _small_grid() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spacing, "POWERS", {"t": (1.0, 1.5), "sigma": (7.0,), "angle": (1.0,)})
         patch.setattr(grid, "TOLERANCES", (0.02, 0.05))
         patch.setattr(grid, "FORBIDDEN", ((3, 3), (0, 3)))
         patch.setattr(grid, "RISK_TOLERANCES", (0.05,))
         patch.setattr(grid, "ADAPTIVE_TOLERANCES", (0.05,))
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with _small_grid():
         out = tmp_path_factory.mktemp("study")
         run_study("tiny", _teacher(), out, TINY, device="cpu", command="test", progress=False)
         before = {path: path.stat().st_mtime_ns for path in out.glob("cells/*")}
@@ -52,13 +62,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_workers_plan_what_this_process_would(folder: Path, tmp_path: Path) -> None:
+    with _small_grid():
+        run_study(
+            "tiny", _teacher(), tmp_path, TINY, device="cpu", command="test", tuned=folder,
+            workers=2, progress=False,
+        )  # fmt: skip
+    here, there = ({path.name: load_cell(path) for path in sorted((out / "cells").iterdir())}
+                   for out in (folder, tmp_path))  # fmt: skip
+    assert here.keys() == there.keys()
+    for name, cell in there.items():
+        assert np.array_equal(here[name].deviation, cell.deviation), name
+        assert np.array_equal(here[name].evaluations, cell.evaluations), name
+
+
 @pytest.mark.parametrize("name", ["unet", "transformer"])
 def test_committed_families_are_used_as_they_are(name: str, tmp_path: Path) -> None:
     """Their members are loops, not tables; their cells keep the names they were measured under."""
     stored = Path(__file__).parents[3] / "results" / "ablation" / name / "families.json"
     shutil.copy(stored, tmp_path)
     with bars(False) as task:
-        bench = Workbench(_teacher(100), TINY, torch.device("cpu"), tmp_path, task)
+        bench = Workbench(_teacher(100), TINY, torch.device("cpu"), tmp_path, task, Map())
     for key, family in json.loads(stored.read_text()).items():
         kind, _, tolerance = key.partition("-")
         members = list(Programs(bench).certified(kind, float(tolerance)))
@@ -116,10 +140,10 @@ def test_a_cell_with_too_few_calls_is_measured_again(folder: Path, tmp_path: Pat
     out = tmp_path / "copy"
     shutil.copytree(folder, out)
     with bars(False) as task:
-        bench = Workbench(_teacher(), TINY, torch.device("cpu"), out, task)
+        bench = Workbench(_teacher(), TINY, torch.device("cpu"), out, task, Map())
         few = Member("full", 0, {}, full_member(bench).run)
         assert len(bench.measure(few, TEST).deviation) == 6
-        larger = Workbench(_teacher(), replace(TINY, test=8), torch.device("cpu"), out, task)
+        larger = Workbench(_teacher(), replace(TINY, test=8), torch.device("cpu"), out, task, Map())
         assert len(larger.measure(full_member(larger), TEST).deviation) == 8
 
 

@@ -13,6 +13,7 @@ import torch
 
 from muninn.certify.certificate import library_versions
 from muninn.errors import CalibrationError, InputError
+from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
 from muninn_bench.measure.protocol import plain
 from muninn_bench.networks.teacher import Teacher
@@ -35,21 +36,24 @@ def run_study(
     device: str,
     command: str,
     tuned: Path | None = None,
+    workers: Workers = None,
     progress: bool = True,
 ) -> None:
     """Measure every cell of a teacher that is not in the folder yet.
 
     Plans are followed only where gymnasium-robotics is installed, and times are taken on the CPU
     only, so a study measured on a GPU is completed by running it again without one. Families, plans
-    of table (vii) and alternatives in the folder ``tuned`` are used as they are.
+    of table (vii) and alternatives in the folder ``tuned`` are used as they are. Workers plan the
+    calls of cells; tuning and timing stay here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = ("families.json", "variants.json", "alternatives.json")
     for file in files if sizes.every == 1 else files[:1]:  # a miniature has fewer plans
         if tuned is not None and (tuned / file).is_file():
             shutil.copy(tuned / file, folder)
-    with bars(progress) as task:
-        bench = Workbench(teacher, sizes, torch.device(device), folder, task)
+    where = torch.device(device)
+    with workers_of(workers, where) as crew, bars(progress) as task:
+        bench = Workbench(teacher, sizes, where, folder, task, crew)
         _describe(bench, name, command)
         members = _measure_all(bench)
         if find_spec("gymnasium_robotics") is not None:

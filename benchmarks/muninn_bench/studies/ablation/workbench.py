@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from muninn.certify.metrics import measure, rms_step
-from muninn.certify.paired import PairedCalls, call_seed
+from muninn.certify.paired import PairedCalls, call_seed, full_compute
+from muninn.context import Context
 from muninn.files import write_whole
 from muninn.model.denoiser import fingerprint
+from muninn.model.planner import Noise
 from muninn.paper.score import SCORES
 from muninn.paper.split import DEPTHS, Split, split_of
+from muninn.parallel import Map
 from muninn.progress import Task
 from muninn.record import Record
 from muninn_bench.measure.machine import hardware
@@ -31,6 +34,8 @@ from muninn_bench.studies.ablation.settings import SEED, Sizes
 from muninn_bench.tasks.maze2d.clearance import clearance
 from muninn_bench.tasks.maze2d.maze import MazeProblem, sample_problems
 from muninn_bench.tasks.maze2d.planner import STATE_CHANNELS, maze_contexts, maze_planner
+
+Made = TypeVar("Made")
 
 TUNE, GHOST = "tune", "ghost"
 REPEATS, WARM_UP = 40, 5
@@ -48,7 +53,13 @@ class Workbench:
     """One teacher, moved to a device, and the study's streams of calls; its raw folder."""
 
     def __init__(
-        self, teacher: Teacher, sizes: Sizes, device: torch.device, folder: Path, task: Task
+        self,
+        teacher: Teacher,
+        sizes: Sizes,
+        device: torch.device,
+        folder: Path,
+        task: Task,
+        workers: Map,
     ) -> None:
         # Of the teacher as it is stored: the same wherever it is measured.
         self.weights = fingerprint(maze_planner(teacher).denoiser)["weights"]
@@ -57,6 +68,7 @@ class Workbench:
         teacher.network.to(device)
         self.teacher, self.planner = teacher, maze_planner(teacher)
         self.sizes, self.device, self.folder, self.task = sizes, device, folder, task
+        self.workers = workers
         self._paired: dict[str, PairedCalls] = {}
 
     def problems(self, stream: str) -> list[MazeProblem]:
@@ -65,7 +77,7 @@ class Workbench:
         return sample_problems(count, seed=call_seed(SEED, _STREAMS[stream]) % 2**31)
 
     def calls(self, stream: str) -> PairedCalls:
-        """The calls of a stream; full compute is run when it is asked for."""
+        """The calls of a stream; full compute is run when it is asked for, here."""
         if stream not in self._paired:
             contexts = maze_contexts(self.teacher, self.problems(stream))
             seed, batch = call_seed(SEED, _STREAMS[stream], 1), self.sizes.batch
@@ -88,8 +100,11 @@ class Workbench:
         if path.is_file() and len((cell := load_cell(path)).deviation) >= count:
             return cell
         paired, parts = self.calls(stream), []
-        for calls in batches(paired, count):
-            trajectory, record = member.run(paired.contexts(calls), noise=paired.noise(calls))
+        chunks = batches(paired, count)
+        self._plan_in_full(paired, chunks)
+        for calls, (trajectory, record) in zip(
+            chunks, self._planned(member.run, paired, chunks), strict=True
+        ):
             world = self.teacher.unnormalise(trajectory)
             part: dict[str, Any] = {
                 "deviation": measure(rms_step, paired.full(calls), trajectory).astype(np.float32),
@@ -113,6 +128,20 @@ class Workbench:
         save_cell(path.parent, cell)
         return cell
 
+    def _plan_in_full(self, paired: PairedCalls, chunks: list[list[int]]) -> None:
+        """Have the workers plan what the paired calls do not know yet."""
+        missing = [calls for calls in chunks if any(call not in paired.known for call in calls)]
+        planned = self._planned(partial(full_compute, self.planner), paired, missing)
+        for calls, trajectories in zip(missing, planned, strict=True):
+            paired.known.update(zip(calls, trajectories, strict=True))
+
+    def _planned(
+        self, run: Callable[..., Made], paired: PairedCalls, chunks: list[list[int]]
+    ) -> Iterator[Made]:
+        """What a function makes of the calls, chunk by chunk, on the workers."""
+        asked = ((paired.contexts(calls), paired.noise(calls)) for calls in chunks)
+        return self.workers.map(partial(_called, run), asked)
+
     def drive(self) -> None:
         """Follow the kept plans of every test cell in the environment and keep only the outcome."""
         from muninn_bench.tasks.maze2d.rollout import follow_all
@@ -130,6 +159,11 @@ class Workbench:
                 success = follow_all(problems[: len(plans)], plans)
                 save_cell(path.parent, replace(cell, success=success, plans=cell.plans[:0]))
             advance(1)
+
+
+def _called(run: Callable[..., Made], asked: tuple[Context, Noise]) -> Made:
+    context, noise = asked
+    return run(context, noise=noise)
 
 
 def time_members(workbench: Workbench, members: Sequence[Member]) -> None:
