@@ -133,6 +133,14 @@ CRITIC_SETTINGS: Mapping[str, Any] = {
 not to be rounded to the eight bits of the fast way."""
 
 
+def _recording(
+    name: str, gait: Gait, episodes: int, frame_seconds: float, observation: int, source: Path
+) -> Recording:
+    positions = (observation - 1) // 2  # a velocity more, that of the way along the ground
+    make = partial(gait.make, source)
+    return Recording(name, make, episodes, frame_seconds, positions, observation, shard=20)
+
+
 def locomotion(
     name: str,
     gait: Gait,
@@ -145,12 +153,6 @@ def locomotion(
     ql_steps: int = 10,
 ) -> ControlTask:
     """A running robot with four planners; ``episodes`` are what the data holds, 1M steps."""
-
-    def recording(source: Path) -> Recording:
-        make = partial(gait.make, source)
-        positions = (observation - 1) // 2  # a velocity more, that of the way along the ground
-        return Recording(name, make, episodes, frame_seconds, positions, observation, shard=20)
-
     sizes = (observation, action)
     taught = {
         "diffuser": Taught(GuidedDiffuser(*sizes), GuidedLesson, SETTINGS),
@@ -166,7 +168,7 @@ def locomotion(
         scoring,
         LIMIT,
         frame_seconds,
-        recording,
+        partial(_recording, name, gait, episodes, frame_seconds, observation),
         f"that of the agents at {ORIGINAL}",
         taught,
     )

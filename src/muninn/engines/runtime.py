@@ -58,8 +58,8 @@ class Runtime:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process makes its own: what is captured or computed once stays here."""
-        options = {"on_failure": self.on_failure, "strict": self._strict}
-        return functools.partial(type(self), **options), (self.planner, self.program)
+        remade = functools.partial(type(self), on_failure=self.on_failure, strict=self._strict)
+        return remade, (self.planner, self.program)
 
     def _set_up(self) -> None:
         """What an engine needs besides; planner and program are known."""

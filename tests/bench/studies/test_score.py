@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from muninn.errors import InputError
 from muninn_bench.cli import app
 from muninn_bench.measure.protocol import plain
 from muninn_bench.measure.rollout import on_device, roll_out
+from muninn_bench.registry import find_task
 from muninn_bench.studies.score import guided_as, score_row
 from muninn_bench.task import Stream
 from muninn_bench.tasks import control
@@ -39,6 +41,20 @@ def test_lanes_change_nothing() -> None:
     assert [drive.result for drive in few] == [drive.result for drive in many]
     for one, other in zip(few, many, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.contexts, other.contexts, strict=True))
+
+
+def test_workers_drive_the_same_episodes() -> None:
+    here, there = (
+        score_row(Toy(calls=2), "only", Stream.TEST, 120, workers=each) for each in (None, 2)
+    )
+    assert here | {"seconds": 0} == there | {"seconds": 0}
+
+
+@pytest.mark.parametrize("name", ["halfcheetah", "hopper", "walker2d", "kitchen"])
+def test_guided_tasks_travel_to_workers(name: str) -> None:
+    task = guided_as(find_task(name), [0.5])[0]
+    there = pickle.loads(pickle.dumps(task))
+    assert (there.name, there.variants) == (name, task.variants)
 
 
 def test_full_compute_on_a_device_is_the_planner() -> None:
