@@ -15,7 +15,7 @@ import torch
 from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn_bench.registry import find_task
-from muninn_bench.report.style import COLOURS, INK, TITLES, subplots, svg
+from muninn_bench.report.style import COLOURS, INK, TITLES, outside_legend, save, subplots, svg
 from muninn_bench.report.tables import BROKEN, answers, cells, headings, title
 from muninn_bench.task import Drawable
 
@@ -25,6 +25,8 @@ Arrays = dict[str, Any]
 def write_report(run: Path) -> Path:
     """Draw ``run/result.json`` and ``run/calls.safetensors`` as ``run/report.html``.
 
+    Where the task can draw its plans on a map, that picture is ``run/plans.png``, too.
+
     Raises:
         InputError: the folder holds no comparison.
     """
@@ -33,6 +35,9 @@ def write_report(run: Path) -> Path:
             raise InputError(f"{run / name} was not found; make it with `muninn-bench compare`")
     result = json.loads((run / "result.json").read_text())
     arrays = safetensors.numpy.load_file(run / "calls.safetensors")
+    task = find_task(result["task"])
+    if isinstance(task, Drawable):
+        save(overlays(arrays, task, result), run / "plans.png")
     return write_whole(run / "report.html", render(result, arrays))
 
 
@@ -69,14 +74,16 @@ def render(result: dict[str, Any], arrays: Arrays) -> str:
 
 def _plans(result: dict[str, Any], arrays: Arrays) -> dict[str, str | None]:
     """Plans on the map, where the task can draw one, and the closest alternative in words."""
-    task = find_task(result["task"])
+    task, closest = find_task(result["task"]), _closest(result)
     if not isinstance(task, Drawable):
         return {"plans": None}
+    words = "" if closest is None else f"; {title(closest)} is the closest alternative"
+    return {"plans": svg(overlays(arrays, task, result)), "rival": words}
+
+
+def _closest(result: dict[str, Any]) -> dict[str, Any] | None:
     tuned = [method for method in result["methods"] if method["tuned"] is not None]
-    best = min(tuned, key=lambda method: method["deviation_p95"], default=None)
-    drawn = overlays(arrays, task, result["variant"], None if best is None else best["name"])
-    words = "" if best is None else f" and the closest alternative, {title(best)}"
-    return {"plans": drawn, "rival": words}
+    return min(tuned, key=lambda method: method["deviation_p95"], default=None)
 
 
 def _table(result: dict[str, Any]) -> str:
@@ -92,24 +99,42 @@ def _table(result: dict[str, Any]) -> str:
 # -- pictures, each from the raw arrays as inline SVG -----------------------------------------
 
 
-def overlays(arrays: Arrays, task: Drawable, variant: str, rival: str | None) -> str:
-    """Full, cached and a rival's plans on the map: typical calls first, the worst ones last."""
+def overlays(arrays: Arrays, task: Drawable, result: dict[str, Any]) -> Any:
+    """Plans of full compute, fewer steps, the closest alternative and Muninn on the map: three
+    typical calls, how far they are from full compute's at every frame, and Muninn's worst three."""
+    closest, known = _closest(result), {method["name"] for method in result["methods"]}
+    chosen = known & {"full", "fewsteps", closest["name"] if closest else "full"}
+    names = [*(name for name in COLOURS if name in chosen), "muninn"]
     deviation = arrays["muninn.deviation"]
     order = np.argsort(deviation)
-    places = [*np.linspace(0.1, 0.9, 3) * (len(order) - 1), *range(len(order) - 3, len(order))]
-    figure, axes = subplots(2, 3, 9.6, 5.2)
-    drawn = [("full", 3.4), *([(rival, 2.0)] if rival else []), ("muninn", 1.2)]
-    for axis, place in zip(axes.flat, places, strict=True):
-        call = int(order[max(0, int(place))])
-        task.draw(axis, variant, torch.from_numpy(arrays["contexts"][call : call + 1]))
-        for name, width in drawn:
-            x, y = arrays[f"{name}.positions"][call].T
-            axis.plot(x, y, color=COLOURS[name], linewidth=width, label=TITLES[name])
-        axis.set_title(f"call {call}: deviation {deviation[call]:.4f}", fontsize=9)
-        axis.tick_params(labelsize=7)
-    axes.flat[3].set(xlabel="m", ylabel="m")
-    axes.flat[0].legend(loc="lower left", fontsize=8, framealpha=0.9)
-    return svg(figure)
+    typical = order[(np.linspace(0.1, 0.9, 3) * (len(order) - 1)).astype(int)]
+    worst = order[np.arange(len(order) - 3, len(order)).clip(0)]
+    figure, axes = subplots(3, 3, 9.6, 7.0, height_ratios=(3, 2, 3), sharey="row")
+    for calls, row in ((typical, axes[0]), (worst, axes[2])):
+        for call, axis in zip(calls, row, strict=True):
+            task.draw(axis, result["variant"], torch.from_numpy(arrays["contexts"][call][None]))
+            for name, width in zip(names, np.linspace(3.4, 1.2, len(names)), strict=True):
+                axis.plot(
+                    *arrays[f"{name}.positions"][call].T, color=COLOURS[name], linewidth=width
+                )
+            axis.set_title(f"call {call}: Muninn off by {deviation[call]:.2g}", fontsize=9)
+    for call, axis in zip(typical, axes[1], strict=True):
+        for name in names:
+            apart = arrays[f"{name}.positions"][call] - arrays["full.positions"][call]
+            far = np.linalg.norm(apart, axis=-1)
+            axis.plot(far, color=COLOURS[name], linewidth=1.6, label=TITLES[name])
+        if result["tolerance_unit"].split(",")[0] == "m":
+            axis.axhline(result["tolerance"], color=INK, linestyle="--", linewidth=1,
+                         label="tolerance")  # fmt: skip
+        axis.set_xlabel("frame")
+    axes[1, 0].set_ylim(bottom=0.0)
+    for axis, words in zip(axes[:, 0], ("m", "m from Full's plan", "m"), strict=True):
+        axis.set_ylabel(words)
+    for axis in axes.flat:
+        axis.locator_params(nbins=5)
+        axis.tick_params(labelsize=8)
+    outside_legend(figure)
+    return figure
 
 
 def evaluated_steps(arrays: Arrays) -> str:
