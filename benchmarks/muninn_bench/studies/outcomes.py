@@ -134,10 +134,16 @@ def run_outcomes(
             scan = scan_for(promise, limit)
             for name in (name for name in wanted if (promise, limit, name) not in done):
                 contexts = contexts or _contexts(scan, sizes)
+                about = {
+                    "task": task.name,
+                    "variant": variant,
+                    "promise": promise,
+                    "margin": limit if promise == "mean" else 0.0,
+                    "risk": limit if promise == "harm" else None,
+                    "method": name,
+                }
                 line = _line(scan, contexts, metric, None if name == OURS else name, limit, sizes)
-                about = {"task": task.name, "variant": variant, "promise": promise, "limit": limit,
-                         "method": name}  # fmt: skip
-                lines.append(about | line)
+                lines.append(about | line | {"limit": limit})
                 write_csv(path, lines)
     return lines
 
@@ -172,8 +178,6 @@ def _line(
     own = scan.all("certified", program, "test", sizes.test)
     realised, low, high = judged(promise, full - scores(own))
     return {
-        "margin": limit if promise == "mean" else 0.0,
-        "risk": limit if promise == "harm" else None,
         "certified": member > 0,
         "evaluations_mean": spent(own),
         "calibration_episodes": max((row["units"] for row in rows), default=0),

@@ -10,17 +10,19 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Collection
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from muninn.certify.metrics import measure, view_of
 from muninn.certify.published import Pair, Published
 from muninn.certify.scores import FAILED, Entry
 from muninn.errors import InputError, MuninnError
 from muninn.programs.fitting import Fitter
+from muninn.programs.polishing import polished
 from muninn.programs.spacing import State, sampler_states
 from muninn.programs.table import Table
 
@@ -30,8 +32,9 @@ FITTED = ("placed^0.3", "placed^0.6", "placed^1")
 MOVES, MOST_MOVES = (2, 1), 16
 """Steps by which an anchor is moved, and how many moves are tried at one number."""
 
-MOST_FITTED, MOST_MOVED = 40, 20
-"""Evaluations up to which tables are fitted, and their anchors moved: beyond, neither pays."""
+MOST_FITTED, MOST_MOVED, MOST_POLISHED = 40, 20, 8
+"""Evaluations up to which tables are fitted, their anchors moved, and all their weights moved
+together: beyond, none of it pays."""
 
 
 def ladder(steps: int) -> list[int]:
@@ -91,12 +94,14 @@ class Frontier(Published):
 
     def _fitted(self, base: Table) -> Entry | None:
         """A base table, fitted; its score is from calls that are not fitted on."""
-        if self._fitter is None:
-            return None
-        key = f"fit/{hashlib.sha256(json.dumps(base.to_json()).encode()).hexdigest()[:24]}"
+        return None if self._fitter is None else self._made("fit", base, self._fitter)
+
+    def _made(self, verb: str, base: Table, make: Callable[[Table], tuple[Table, Tensor]]) -> Entry:
+        """The table that is made of another, on the tuning calls."""
+        key = f"{verb}/{hashlib.sha256(json.dumps(base.to_json()).encode()).hexdigest()[:24]}"
         stored = self._journal.get(key)
         if stored is None:
-            table, reached = self._fitter(base)
+            table, reached = make(base)
             truth = self.chain.states[-1]
             bad = ~torch.isfinite(reached).flatten(1).all(dim=1)
             reached = torch.where(bad.view(-1, *[1] * (truth.ndim - 1)), truth.to(reached), reached)
@@ -131,7 +136,12 @@ class Frontier(Published):
         if best is None or not move:
             return None if best is None else best[0]
         entry, pair, states = best
-        return self._moved(entry, states, lambda chosen: self._fitted(self._based(pair, chosen)))
+        entry = self._moved(entry, states, lambda chosen: self._fitted(self._based(pair, chosen)))
+        if count > MOST_POLISHED or self._fitter is None:
+            return entry
+        assert isinstance(entry.program, Table)
+        own = self._made("polish", entry.program, partial(polished, self._fitter))
+        return min(entry, own, key=lambda entry: entry.score)
 
     def _based(self, pair: Pair, states: tuple[State, ...]) -> Table:
         return self.methods[pair.method].build(self._sampler, states)
@@ -176,11 +186,15 @@ class Frontier(Published):
         return self._others[count]
 
     def quick(self, count: int) -> Entry:
-        """A good table with so many evaluations, at the price of one; for safe members."""
+        """A good table with so many evaluations, at the price of one or two; for safe members."""
         states = self.placed(count).get(FITTED[1])
         if states is not None and self.fits and "sample-1-back" in self.methods:
             own = self._fitted(self._based(Pair("sample-1-back", FITTED[1]), states))
             if own is not None:
+                # Where a network is rough, or calls are few, skipping steps is safer than fitting.
+                first = min(self.scouted(count), key=lambda tried: self.score(tried[0]))
+                if self.score(first[0]) < own.score:
+                    own = min(own, self.entry(*first[1:]), key=lambda entry: entry.score)
                 return own
         return self.best(count, move=False)
 

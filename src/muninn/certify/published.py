@@ -15,6 +15,7 @@ from muninn.certify.paired import require_finite
 from muninn.certify.scores import Entry, Scores
 from muninn.errors import InputError
 from muninn.model.sampler import Kind
+from muninn.model.schedule import FloatArray
 from muninn.programs import anchors
 from muninn.programs.anchors import Chain, SegmentModel
 from muninn.programs.fitting import overwritten
@@ -232,18 +233,21 @@ class Published(Scores):
         kept = dict.fromkeys([*pairs[:KEEP_FIRST], *groups.values()])
         return self._ranked(kept, count, MORE_CALLS)
 
-    def hopeless(self, count: int) -> Entry | None:
-        """A table with so many evaluations, if such tables leave most of the first calls beyond the
-        tolerance; None where one of a few does not."""
-        scouts = [name for name in SCOUTS if name in self.methods] or list(self.methods)
-        found: list[tuple[float, str, AnyProgram]] = []
-        for name in scouts:
+    def scouted(self, count: int) -> list[tuple[FloatArray, AnyProgram, str]]:
+        """A table of each of a few methods, its excess on the first calls, and its group."""
+        found = []
+        for name in [name for name in SCOUTS if name in self.methods] or list(self.methods):
             for spacing, states in list(self._spacings(self.methods[name], count).items())[:1]:
                 program = self.built(Pair(name, spacing), states)
                 excess = self.excess(program, FIRST_CALLS)[:-1]
-                found.append((float(np.median(excess)), self.methods[name].group, program))
-        least, group, program = min(found, key=lambda tried: tried[0])
-        return self.entry(program, group) if least > self.limit else None
+                found.append((excess, program, self.methods[name].group))
+        return found
+
+    def hopeless(self, count: int) -> Entry | None:
+        """A table with so many evaluations, if such tables leave most of the first calls beyond the
+        tolerance; None where one of a few does not."""
+        excess, program, group = min(self.scouted(count), key=lambda tried: np.median(tried[0]))
+        return self.entry(program, group) if np.median(excess) > self.limit else None
 
     def published(self, count: int) -> list[Entry]:
         """The best tables of published methods with so many evaluations, best first."""

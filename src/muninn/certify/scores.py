@@ -42,6 +42,7 @@ class Entry:
     excess: float  # deviation over tolerance that all but the allowed share stay below
     score: float  # by which programs of one cost are ranked
     beyond: float  # tuning calls beyond the tolerance, as :attr:`Scores.counted` counts them
+    worst: float  # excess of the worst tuning call
     kept: bool  # whether the tolerance is kept, as far as so few calls can tell
     cautious: bool = False  # does more than tuning calls ask for, which they cannot reward
 
@@ -158,7 +159,8 @@ class Scores:
         )
         level, score = self._quantile(judged), self.score(judged)
         beyond = float(self.counted @ (excess > self.limit))
-        return Entry(program, evaluations, group, level, score, beyond, kept)
+        worst = float(excess.max())
+        return Entry(program, evaluations, group, level, score, beyond, worst, kept)
 
     def judged(self, entry: Entry) -> Entry:
         """An entry that was found under another limit, under this one."""

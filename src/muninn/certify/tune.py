@@ -173,10 +173,14 @@ def safer_first(entries: list[Entry]) -> list[Entry]:
     The scan stops at the first member that fails: one with more evaluations that exceeds the
     tolerance on more tuning calls would only end it early.
     """
+
+    def danger(entry: Entry) -> tuple[float, float]:
+        # Where no tuning call is beyond the tolerance, the one that comes nearest says most.
+        return entry.beyond, entry.score if entry.beyond else entry.worst
+
     kept: list[Entry] = []
-    for entry in sorted(entries, key=lambda entry: (entry.evaluations, entry.beyond, entry.score)):
-        rank = (entry.beyond, entry.score)
-        if not kept or entry.cautious or rank < (kept[-1].beyond, kept[-1].score):
+    for entry in sorted(entries, key=lambda entry: (entry.evaluations, *danger(entry))):
+        if not kept or entry.cautious or danger(entry) < danger(kept[-1]):
             kept.append(entry)
     return kept[::-1]
 

@@ -25,6 +25,7 @@ from muninn.errors import InputError
 from muninn.model.planner import Noise, Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.own_noise import propagated, sum_dtype
+from muninn.programs.spacing import State
 from muninn.programs.table import Table, steps_of
 
 View = Callable[[Tensor], Tensor]
@@ -90,9 +91,7 @@ class Fitter:
     planner: Planner
     context: Context
     noise: Noise
-    chain: (
-        Tensor  # states of full compute before every step and at the end, (steps + 1, calls, ...)
-    )
+    chain: Tensor  # full compute before every step and at the end, (steps + 1, calls, ...)
     fit: int
     view: View | None = None
     batch: int = 256
@@ -102,12 +101,12 @@ class Fitter:
         free = overwritten(self.planner, self.context)
         if free is None:
             raise InputError("the planner's condition changes entries that it does not overwrite")
-        self._free = ~free
+        self.free = ~free
         finite = torch.isfinite(self.chain).flatten(2).all(dim=2).all(dim=0)
-        self._usable = finite.cpu().numpy()
-        if self._usable[: self.fit].sum() < FEWEST:
+        self.usable = finite.cpu().numpy()
+        if self.usable[: self.fit].sum() < FEWEST:
             raise InputError(
-                f"{int(self._usable[: self.fit].sum())} finite calls are too few to fit a table; "
+                f"{int(self.usable[: self.fit].sum())} finite calls are too few to fit a table; "
                 f"give at least {FEWEST}"
             )
 
@@ -160,7 +159,7 @@ class Fitter:
         raw: bool,
     ) -> _Reached:
         """Evaluate at an anchor and carry the calls to the next, on a corrected row."""
-        clean, epsilon = self._evaluate(reached.x, base, at)
+        clean, epsilon = self.evaluate(reached.x, base.states[at], self.context)
         values = (*reached.values, clean)
         noises = (*reached.noises, epsilon) if raw else ()
         features = [self.noise.initial.to(clean.dtype), *values, *noises]
@@ -168,11 +167,11 @@ class Fitter:
         if noise is not None:
             features.append(noise)
             row = np.concatenate([row, np.full((len(row), 1), weight)], axis=1)
-        state = _combine(row, features)
+        state = combine(row, features)
         if step is not None:
             last = at == len(base.states) - 1
             row = row + self._correction(features, state, self.chain[step], last)
-            state = _combine(row, features)
+            state = combine(row, features)
         if noise is not None:
             weight, row = float(row[:, -1].mean()), row[:, :-1]
         state = state.to(self.planner.dtype)
@@ -182,16 +181,16 @@ class Fitter:
         return _Reached(state, values, noises, rows, (*reached.noise_weights, weight))
 
     @torch.no_grad()
-    def _evaluate(self, x: Tensor, base: Table, at: int) -> tuple[Tensor, Tensor]:
-        """Clean sample and raw noise at an anchor, for all calls."""
-        planner, state = self.planner, base.states[at]
+    def evaluate(self, x: Tensor, state: State, context: Context) -> tuple[Tensor, Tensor]:
+        """Clean sample and raw noise of calls at an anchor."""
+        planner = self.planner
         kind = torch.float32 if planner.sampler.flow else torch.long
         found = []
         for first in range(0, len(x), self.batch):
             rows = torch.arange(first, min(first + self.batch, len(x)), device="cpu")
             part = x[rows.to(x.device)].clone()
             times = torch.full((len(part),), state.timestep, dtype=kind, device=planner.device)
-            found.append(planner.denoiser(part, times, select(self.context, rows)))
+            found.append(planner.denoiser(part, times, select(context, rows)))
         exact = sum_dtype(planner.dtype)
         prediction, before = torch.cat(found).to(exact), x.to(exact)
         (sample_x, sample_p), (noise_x, noise_p) = planner.sampler.estimates(state)
@@ -207,7 +206,7 @@ class Fitter:
     ) -> FloatArray:
         """What is added to a row, (1 or channels, features): the best on held-out calls."""
         error = target.to(state.dtype) - state
-        parts = [part * self._free for part in (*features, error)]
+        parts = [part * self.free for part in (*features, error)]
         if last and self.view is not None:
             origin = self.view(torch.zeros_like(error))
             parts = [self.view(part) - origin for part in parts]
@@ -216,7 +215,7 @@ class Fitter:
         columns = [part[:, None].flatten(1, -2).transpose(1, 2) for part in parts]
         stacked = torch.stack(columns, dim=2).double()  # (calls, channels, features + 1, ...)
         gram = (stacked @ stacked.transpose(2, 3)).cpu().numpy()
-        finite = self._usable & np.isfinite(gram).all(axis=(1, 2, 3))
+        finite = self.usable & np.isfinite(gram).all(axis=(1, 2, 3))
         gram = np.where(finite[:, None, None, None], gram, 0.0)
         fitted, judges = finite.copy(), finite.copy()
         fitted[self.fit :], judges[: self.fit] = False, False
@@ -226,22 +225,22 @@ class Fitter:
         if fitted.sum() < FEWEST:
             return np.zeros((1, size))
         whole = gram.sum(axis=1, keepdims=True)
-        best, least = np.zeros((1, size)), _trimmed(_errors(whole, np.zeros((1, size)))[judges])
+        best, least = np.zeros((1, size)), trimmed(_errors(whole, np.zeros((1, size)))[judges])
         scale = np.einsum("cdff->c", whole[:, :, :size, :size])[judges].mean() / size
         floor = (ROUNDING * torch.finfo(self.planner.dtype).eps) ** 2 * scale
         if least <= floor:
             return best
         at = 0
         for place, ridge in enumerate(RIDGES):
-            delta = _solve(whole, fitted, ridge)
-            error_left = _trimmed(_errors(whole, delta)[judges])
+            delta = solve(whole, fitted, ridge)
+            error_left = trimmed(_errors(whole, delta)[judges])
             if error_left < least:
                 best, least, at = delta, error_left, place
         apart = 1 < gram.shape[1] <= MOST_CHANNELS and size <= MOST_FEATURES
         if apart and least > floor and not self.planner.sampler.stochastic:
             for ridge in RIDGES[at : at + 2]:  # more weights need no weaker ridge
-                delta = _solve(gram, fitted, ridge)
-                error_left = _trimmed(_errors(gram, delta)[judges])
+                delta = solve(gram, fitted, ridge)
+                error_left = trimmed(_errors(gram, delta)[judges])
                 if error_left < WORTH * least:
                     best, least = delta, error_left
         return best
@@ -264,7 +263,7 @@ def _keeps_channels(view: View, like: Tensor) -> bool:
     return True
 
 
-def _combine(row: FloatArray, features: list[Tensor]) -> Tensor:
+def combine(row: FloatArray, features: list[Tensor]) -> Tensor:
     """``sum_f row[f] * feature[f]``, with weights per channel where there are several."""
     weights = torch.tensor(row, dtype=features[0].dtype, device=features[0].device)
     total = features[0] * weights[:, 0]
@@ -280,13 +279,13 @@ def _errors(gram: FloatArray, delta: FloatArray) -> FloatArray:
     return np.asarray((gram.reshape(len(gram), -1) @ pairs.ravel()).clip(0.0))
 
 
-def _trimmed(errors: FloatArray) -> float:
+def trimmed(errors: FloatArray) -> float:
     """Mean of the errors without the worst."""
     kept = np.sort(errors)[: max(1, round((1.0 - TRIMMED) * len(errors)))]
     return float(kept.mean()) if len(kept) else np.inf
 
 
-def _solve(gram: FloatArray, calls: npt.NDArray[np.bool_], ridge: float) -> FloatArray:
+def solve(gram: FloatArray, calls: npt.NDArray[np.bool_], ridge: float) -> FloatArray:
     """Ridge regression of the last feature on the others, per channel, without the worst calls."""
     size, flat = gram.shape[-1] - 1, gram.reshape(len(gram), -1)
     kept = calls

@@ -124,6 +124,16 @@ def test_fitting_and_moving_only_ever_help(found: Frontier) -> None:
     assert found.published(5) == before and all(entry.group != "fitted" for entry in before)
 
 
+def test_a_quick_table_skips_steps_where_a_fitted_one_is_worse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good = frontier().quick(8)
+    assert good.group == "fitted"
+    monkeypatch.setattr(Frontier, "_fitted", lambda *_: replace(good, score=1e9))
+    found = frontier().quick(8)
+    assert found.group != "fitted" and found.evaluations == 8 and found.score < 1e9
+
+
 def test_fitted_tables_keep_their_score_on_calls_of_their_own() -> None:
     whole = frontier(count=96)
     fitted, published = whole.fitted(3), whole.published(3)[0]

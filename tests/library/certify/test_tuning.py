@@ -19,7 +19,8 @@ from certify_cases import Interrupting, contexts, paired_calls, tuned
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import max_step, rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.tune import tune
+from muninn.certify.scores import Entry
+from muninn.certify.tune import safer_first, tune
 from muninn.errors import InputError
 from muninn.programs.methods import few_steps
 from muninn.programs.plan import AnyProgram, Everywhere, Family, Program
@@ -61,6 +62,22 @@ def test_the_first_members_are_far_on_the_safe_side(family: Family) -> None:
     fewest = family.search["evaluations"]
     assert family.member(1).most_evaluations(STEPS) >= min(1.5 * fewest, STEPS - 1)
     assert family.member(len(family) - 1).most_evaluations(STEPS) <= max(fewest - 1, 2)
+
+
+def entry(evaluations: float, beyond: float, score: float, worst: float) -> Entry:
+    states = sampler_states(mixture_planner("ddim", steps=STEPS).sampler)
+    table = few_steps(mixture_planner("ddim", steps=STEPS).sampler, states[: int(evaluations)])
+    return Entry(table, evaluations, "fewsteps", score, score, beyond, worst, beyond == 0.0)
+
+
+def test_safer_members_come_first_and_others_are_left_out() -> None:
+    cheap, dear = entry(4, 0.0, 0.5, 0.99), entry(8, 0.0, 0.6, 0.7)
+    assert safer_first([cheap, dear]) == [dear, cheap]  # its worst call is further from the limit
+    assert safer_first([cheap, entry(8, 0.0, 0.4, 1.0)]) == [cheap]
+    assert safer_first([cheap, entry(8, 2.0, 0.4, 0.7)]) == [cheap]  # it would end the scan
+    fork, other = entry(4, 3.0, 0.5, 90.0), entry(8, 3.0, 0.6, 40.0)
+    assert safer_first([fork, other]) == [fork]  # how far another route is says nothing
+    assert safer_first([fork, entry(8, 3.0, 0.4, 95.0)])[0].evaluations == 8
 
 
 def test_the_report_says_who_won(family: Family) -> None:

@@ -155,7 +155,7 @@ def test_the_noise_of_a_stochastic_sampler_gets_a_weight_of_its_own_and_it_helps
     free, _ = fitter(planner, calls=256)(base)
     assert base.noise == (1.0,) * 5
     assert all(weight > 1.005 for weight in free.noise[1:-1])  # what fell moves the clean sample
-    solve = fitting._solve
+    solve = fitting.solve
 
     def held(gram: Any, calls: Any, ridge: float) -> Any:
         """The weight of the noise stays what it was."""
@@ -164,7 +164,7 @@ def test_the_noise_of_a_stochastic_sampler_gets_a_weight_of_its_own_and_it_helps
         delta = solve(gram[:, :, keep][:, :, :, keep], calls, ridge)
         return np.concatenate([delta, np.zeros((len(delta), 1))], axis=1)
 
-    monkeypatch.setattr(fitting, "_solve", held)
+    monkeypatch.setattr(fitting, "solve", held)
     fixed, _ = fitter(planner, calls=256)(base)
     assert fixed.noise == base.noise
     apart = list(zip(*(arrival(planner, table) for table in (free, fixed, base)), strict=True))
