@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -73,6 +74,22 @@ def test_a_call_goes_from_a_problem_to_a_judged_motion(variant: str) -> None:
     for metric in (TASK.metric(variant), TASK.joints_metric(variant)):
         assert measure(metric, plan, plan, context).tolist() == [0.0]
         assert measure(metric, plan, plan.flip(2), context)[0] > 0.0
+
+
+def test_a_metric_can_be_sent_to_a_worker() -> None:
+    context, plans = expert_plan("edmp-easy", 0)
+    other = plans.flip(1)
+    for metric in (TASK.metric("edmp-easy"), TASK.joints_metric("edmp-easy")):
+        sent = pickle.loads(pickle.dumps(metric))
+        expected = measure(metric, plans[None], other[None], context)
+        assert measure(sent, plans[None], other[None], context).tolist() == expected.tolist()
+
+
+def test_the_hand_is_found_on_the_device_of_the_poses() -> None:
+    chooser = module._chooser()
+    for device in ("cpu", "meta"):  # meta stands in for a GPU
+        hand = module._hand(chooser, torch.zeros(2, 64, 7, device=device))
+        assert hand.device.type == device and hand.shape == (2, 64, 3)
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
