@@ -130,6 +130,34 @@ def test_a_task_that_replans_gives_one_random_call_of_each_episode(tmp_path: Pat
     assert all(torch.equal(few, rows[:2]) for few, rows in zip(fewer, found, strict=True))
 
 
+def test_contexts_are_driven_on_the_device_and_go_on_where_they_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, devices = study.Sizes(tune=5, certify=4, test=3), list[str]()
+    whole = study.contexts_of(Toy(3), "only", sizes, tmp_path / "whole", seed=0)
+    real, begin = study.moved, Toy.begin
+    monkeypatch.setattr(study, "LANES", 2)
+    monkeypatch.setattr(
+        study, "moved", lambda planner, device: devices.append(device) or real(planner, device)
+    )
+    begun: list[tuple[object, ...]] = []
+
+    def stopped(task: Toy, *given: object) -> object:
+        begun.append(given)
+        if len(begun) == 8:
+            raise KeyboardInterrupt
+        return begin(task, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Toy, "begin", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        study.contexts_of(Toy(3), "only", sizes, tmp_path, 0, "cpu")
+    found = study.contexts_of(Toy(3), "only", sizes, tmp_path, 0, "cpu")
+    # Seven were kept; of the eighth, the first of a lockstep, nothing was.
+    assert len(begun) == 8 + 12 - 7 and devices == ["cpu", "cpu"]
+    for one, other in zip(found, whole, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_samplers() -> None:
     task = Toy()
     found = study.planner_of(task, "only", "ddpm", "cpu").sampler
