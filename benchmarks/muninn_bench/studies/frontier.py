@@ -1,9 +1,10 @@
 """How few evaluations each method needs for the same promise: Muninn's frontier, and every
 published method alone, tuned, certified and tested on the same calls.
 
-A run folder holds ``contexts.safetensors`` (rows ``tune``, ``certify``, ``test``: with it a machine
-without the simulator can go on), ``tune.jsonl`` (every score of tuning) and ``cells.csv``, one line
-a method and tolerance; all three are kept when the study is started again.
+A run folder holds ``run.json`` (planner, seed and sizes), ``contexts.safetensors`` (rows ``tune``,
+``certify``, ``test``: with it a machine without the simulator can go on), ``tune.jsonl`` (every
+score of tuning, on a CPU) and ``cells.csv``, one line a method and tolerance; all are kept when the
+study is started again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative
 from muninn_bench.measure.protocol import Run
 from muninn_bench.measure.remembered import Remembered, certified_member
 from muninn_bench.measure.rollout import LANES, on_device, random_contexts, roll_out
+from muninn_bench.measure.run_folder import require_same_run
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.report.table import read_csv, write_csv
 from muninn_bench.task import SideBySide, Stream, Task, Timed, context_rows
@@ -139,17 +141,11 @@ def _driven(
 ) -> Tensor:
     """A random context of each of the next episodes, as many as run side by side."""
     lanes = task.lanes if isinstance(task, SideBySide) else LANES
+    count = min(lanes, last - first)
     drives = roll_out(
-        task,
-        variant,
-        run,
-        stream,
-        min(lanes, last - first),
-        seed=call_seed(seed, stream, 2),
-        world=seed,
-        lanes=lanes,
-        first=first,
-    )
+        task, variant, run, stream, count, seed=call_seed(seed, stream, 2), world=seed,
+        lanes=lanes, first=first,
+    )  # fmt: skip
     return random_contexts(drives, seed, first)
 
 
@@ -191,8 +187,10 @@ def run_frontier(
     has; the seed is of problems and noise. Workers try and measure programs, tables are fitted
     here.
     """
-    parts = contexts_of(task, variant, sizes, folder, seed, device)
     planner = planner_of(task, variant, sampler, device)
+    known = planner_of(task, variant, sampler, "cpu").identity()
+    require_same_run(folder, {"planner": known, "seed": seed, "sizes": vars(sizes)})
+    parts = contexts_of(task, variant, sizes, folder, seed, device)
     metric = resolve(task.metric(variant))[1]
     tune, certify, test = (
         kind(

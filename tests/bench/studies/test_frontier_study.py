@@ -95,6 +95,21 @@ def test_started_again_nothing_is_measured_twice_and_a_lost_line_comes_back(
     assert len(made) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": 1}, "other seed;"),
+        ({"sampler": "ddpm"}, "other planner;"),
+        ({"sizes": study.Sizes(tune=24, certify=400, test=41)}, "other sizes;"),
+    ],
+)
+def test_lines_of_another_run_are_not_taken_for_this_one(
+    folder: Path, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        run(folder, **options)
+
+
 def test_one_search_serves_all_tolerances() -> None:
     """Scores do not depend on a tolerance that is a number; whether it is kept does."""
     paired = PairedCalls(Toy().planner(""), None, 32, rms_step, 5)
