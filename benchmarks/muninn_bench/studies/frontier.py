@@ -3,8 +3,8 @@ published method alone, tuned, certified and tested on the same calls.
 
 A run folder holds ``run.json`` (planner, seed and sizes), ``contexts.safetensors`` (rows ``tune``,
 ``certify``, ``test``: with it a machine without the simulator can go on), ``tune.jsonl`` (every
-score of tuning, on a CPU) and ``cells.csv``, one line a method and tolerance; all are kept when the
-study is started again.
+score of tuning) and ``cells.csv``, one line a method and tolerance; all are kept when the study is
+started again.
 """
 
 from __future__ import annotations
@@ -208,13 +208,13 @@ def run_frontier(
     limits = tolerances or TOLERANCES.get(task.name) or [f * task.tolerance for f in FACTORS]
     allowed = require_units(certify.count, RISK, CONFIDENCE, "calls") - 1
     identity = {
-        "planner": planner.identity(),
+        "planner": known,
+        "device": device,
         "calls": digest(tune.context, "the contexts"),
         "seed": seed,
         "versions": {**library_versions(), "code": code_digest()},
     }
-    # A GPU is done with a program before a disk has written its score.
-    journal = Journal(folder / "tune.jsonl", identity) if device == "cpu" else Journal()
+    journal = Journal(folder / "tune.jsonl", identity)
     path = folder / "cells.csv"
     lines = read_csv(path)
     done = {(line["method"], line["tolerance"]) for line in lines}
