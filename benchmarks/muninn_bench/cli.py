@@ -240,6 +240,7 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Of weights, batches and noise.")] = None,
 ) -> None:
     """Train a task's planner as its card says; the same command goes on where it stopped."""
+    from muninn_bench.measure.machine import find_device
     from muninn_bench.networks.trainer import train as fit
     from muninn_bench.registry import require_variant
 
@@ -252,6 +253,7 @@ def train(
     path = data or Path(f"data/{task}.npz")
     if not path.is_file():
         raise InputError(f"{path} is missing; make it with `muninn-bench data --task {task}`")
+    find_device(settings.device)
     console.print(f"wrote {fit(found.lesson(name, path, settings), settings)}")
 
 

@@ -8,6 +8,7 @@ new plan.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -100,13 +101,14 @@ class Platform(Protocol):
 
 def position_metric(platform: Platform) -> Metric:
     """Largest distance in metres between the positions of two plans at the same frame."""
+    metric = partial(_largest_distance_m, platform)
+    metric.__qualname__ = "largest_distance_m"  # type: ignore[attr-defined]
+    return metric
 
-    def largest_distance_m(full: Tensor, cached: Tensor) -> Tensor:
-        apart = [
-            np.linalg.norm(platform.path(one) - platform.path(other), axis=1).max()
-            for one, other in zip(full.cpu(), cached.cpu(), strict=True)
-        ]
-        return torch.tensor(np.array(apart))
 
-    largest_distance_m.__qualname__ = "largest_distance_m"
-    return largest_distance_m
+def _largest_distance_m(platform: Platform, full: Tensor, cached: Tensor) -> Tensor:
+    apart = [
+        np.linalg.norm(platform.path(one) - platform.path(other), axis=1).max()
+        for one, other in zip(full.cpu(), cached.cpu(), strict=True)
+    ]
+    return torch.tensor(np.array(apart))

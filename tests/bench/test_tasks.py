@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from muninn.certify.metrics import measure, resolve
+from muninn.certify.metrics import measure, metric_name, resolve, takes_context
 from muninn.errors import InputError
 from muninn_bench import registry, tasks
 from muninn_bench.measure.alternatives import Alternative, Sample
-from muninn_bench.task import Drawable, Stream, Task, Timed, Trainable
+from muninn_bench.task import Drawable, Stream, Task, Timed, Trainable, context_rows
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ROOT / "benchmarks" / "muninn_bench" / "tasks"
@@ -122,6 +123,21 @@ def test_plans_fit_the_world_and_their_metric_is_finite(task: Task) -> None:
         assert 0.0 < apart < math.inf
         if isinstance(task, Drawable):
             assert task.positions(variant, plan).shape == (1, planner.shape[0], 2)
+
+
+@pytest.mark.parametrize("name", ["discs", "crazyflie", "hopper"])
+def test_a_metric_can_be_sent_to_a_worker(name: str) -> None:
+    task = registry.find_task(name)
+    for variant in task.variants:
+        planner, metric = task.planner(variant), resolve(task.metric(variant))[1]
+        sent = pickle.loads(pickle.dumps(metric))
+        plans = planner.draw_noise(seeds=[1, 2]).initial
+        context = context_rows(task, variant, Stream.TEST, 2, seed=0)
+        expected = measure(metric, plans, plans.flip(0), context)
+        assert measure(sent, plans, plans.flip(0), context).tolist() == expected.tolist()
+        assert (metric_name(sent), takes_context(sent)) == (
+            metric_name(metric), takes_context(metric),
+        )  # fmt: skip
 
 
 def test_an_episode_that_is_over_has_a_result(task: Task) -> None:

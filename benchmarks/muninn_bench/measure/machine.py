@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 def find_device(name: str) -> torch.device:
-    """The device to time on.
+    """The device to compute on.
 
     Raises:
         InputError: it is neither ``cpu`` nor ``cuda``, or there is no CUDA device.

@@ -105,8 +105,9 @@ def on_device(run: Run, device: torch.device) -> Run:
     return sent
 
 
-def random_contexts(drives: Sequence[Drive], seed: int) -> Tensor:
-    """The context of one random call of each episode, (episodes, ...)."""
+def random_contexts(drives: Sequence[Drive], seed: int, first: int = 0) -> Tensor:
+    """The context of one random call of each episode, (episodes, ...), numbered from ``first``."""
+    numbered = enumerate(drives, first)
     return torch.cat(
-        [drive.contexts[drive.random_call(seed, number)] for number, drive in enumerate(drives)]
+        [drive.contexts[drive.random_call(seed, number)] for number, drive in numbered]
     )

@@ -22,6 +22,7 @@ from muninn.context import Context
 from muninn.engines.capture import capture
 from muninn.model.denoiser import GradientGuidance, at_timestep
 from muninn.model.planner import Planner
+from muninn_bench.measure.machine import find_device
 
 
 class MatrixConv1d(nn.Module):
@@ -63,8 +64,11 @@ def moved(planner: Planner, device: str, *, graphs: bool = True) -> Planner:
 
     On a GPU convolutions are matrix products in CUDA graphs, and nothing rounds to ten bits;
     without ``graphs`` the network is as it is, for whoever looks into it or captures it whole.
+
+    Raises:
+        InputError: the device is neither ``cpu`` nor ``cuda``, or there is no CUDA device.
     """
-    if torch.device(device).type == planner.device.type:
+    if find_device(device).type == planner.device.type:
         return planner
     denoiser = copy.deepcopy(planner.denoiser)
     _move(denoiser, device, graphs)

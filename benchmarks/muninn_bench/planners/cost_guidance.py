@@ -34,6 +34,9 @@ from muninn_bench.planners.motion_prior import MotionDenoiser, MotionPrior, boxe
 CURVATURE = 32.0
 """Largest curvature of the roughness, twice 16: of a plan whose frames alternate."""
 
+TOGETHER = {"cpu": 256, "cuda": 2048}
+"""Plans that are pushed at once, by device: one of panda-clutter takes 6 MB, every pose of it being
+compared with every box, and 512 calls of 32 plans would take 100 GB."""
 
 Pushed = Literal["mean", "clean"]
 """What gradient steps lead away from: the mean of the sampler's step, or the clean plan."""
@@ -110,19 +113,26 @@ class Descent(nn.Module):
         with torch.inference_mode(False), torch.enable_grad():
             size = self.sizes[timestep][..., None, None].to(plans)
             margin = self.margins[timestep].to(plans)
-            boxes = boxes_of(context, plans.shape[-1]).clone()
-            first = inpaint_poses(plans.clone(), context)
-            inner = torch.ones_like(first)
-            inner[:, :, :: plans.shape[2] - 1] = 0.0
-            point = first
-            for _ in range(self.steps):
-                point = point.detach().requires_grad_(True)
-                costs = self.cost(point, boxes, margin)
-                (gradient,) = torch.autograd.grad(costs.sum(), point)
-                length = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
-                point = point - size * inner * gradient / length.clamp_min(1.0)
-                point = point + 0.0 * costs[..., None, None]  # gradients may hide a NaN
-        return point.detach() - first, size > 0.0
+            calls = max(1, TOGETHER.get(plans.device.type, 256) // plans.shape[1])
+            parts = (torch.split(each, calls) for each in (plans, size, margin, context))
+            moved = [self._displaced(*part) for part in zip(*parts, strict=True)]
+        return torch.cat(moved), size > 0.0
+
+    def _displaced(self, plans: Tensor, size: Tensor, margin: Tensor, context: Tensor) -> Tensor:
+        """Displacements of the plans of some calls."""
+        boxes = boxes_of(context, plans.shape[-1]).clone()
+        first = inpaint_poses(plans.clone(), context)
+        inner = torch.ones_like(first)
+        inner[:, :, :: plans.shape[2] - 1] = 0.0
+        point = first
+        for _ in range(self.steps):
+            point = point.detach().requires_grad_(True)
+            costs = self.cost(point, boxes, margin)
+            (gradient,) = torch.autograd.grad(costs.sum(), point)
+            length = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+            point = point - size * inner * gradient / length.clamp_min(1.0)
+            point = point + 0.0 * costs[..., None, None]  # gradients may hide a NaN
+        return point.detach() - first
 
 
 class CostGuidance:

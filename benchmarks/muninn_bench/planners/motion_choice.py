@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -116,25 +117,33 @@ def choose(chooser: Chooser, plans: Tensor, contexts: Tensor) -> Choice:
 def joints_metric(chooser: Chooser) -> Metric:
     """Largest difference of a joint at a frame between the two plans that the arm gets, radians."""
 
-    def joints_rad(full: Tensor, fast: Tensor, context: Tensor) -> Tensor:
-        one, other = (choose(chooser, plans, context).joints for plans in (full, fast))
-        return (one - other).abs().amax(dim=(1, 2))
-
-    return _named(joints_rad, "joints_rad", "radians")
+    return _named(partial(_joints_rad, chooser), "joints_rad", "radians")
 
 
 def hand_metric(chooser: Chooser, hand: Callable[[Tensor], Tensor]) -> Metric:
     """Largest distance of the hand at a frame between the two plans that the arm gets, metres.
 
-    ``hand(joints)`` gives places (..., 3) in metres of poses (..., joints) in radians.
+    ``hand(joints)`` gives places (..., 3) in metres of poses (..., joints) in radians, on the
+    device of the poses.
     """
+    return _named(partial(_hand_m, chooser, hand), "hand_m", "metres")
 
-    def hand_m(full: Tensor, fast: Tensor, context: Tensor) -> Tensor:
-        one, other = (hand(choose(chooser, plans, context).joints) for plans in (full, fast))
-        apart: Tensor = torch.linalg.vector_norm(one - other, dim=-1).amax(dim=1)
-        return apart
 
-    return _named(hand_m, "hand_m", "metres")
+def _joints_rad(chooser: Chooser, full: Tensor, fast: Tensor, context: Tensor) -> Tensor:
+    one, other = (choose(chooser, plans, context).joints for plans in (full, fast))
+    return (one - other).abs().amax(dim=(1, 2))
+
+
+def _hand_m(
+    chooser: Chooser,
+    hand: Callable[[Tensor], Tensor],
+    full: Tensor,
+    fast: Tensor,
+    context: Tensor,
+) -> Tensor:
+    one, other = (hand(choose(chooser, plans, context).joints) for plans in (full, fast))
+    apart: Tensor = torch.linalg.vector_norm(one - other, dim=-1).amax(dim=1)
+    return apart
 
 
 def _named(metric: Metric, name: str, unit: str) -> Metric:

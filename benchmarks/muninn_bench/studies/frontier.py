@@ -1,9 +1,10 @@
 """How few evaluations each method needs for the same promise: Muninn's frontier, and every
 published method alone, tuned, certified and tested on the same calls.
 
-A run folder holds ``contexts.safetensors`` (rows ``tune``, ``certify``, ``test``: with it a machine
-without the simulator can go on), ``tune.jsonl`` (every score of tuning) and ``cells.csv``, one line
-a method and tolerance; all three are kept when the study is started again.
+A run folder holds ``run.json`` (planner, seed and sizes), ``contexts.safetensors`` (rows ``tune``,
+``certify``, ``test``: with it a machine without the simulator can go on), ``tune.jsonl`` (every
+score of tuning) and ``cells.csv``, one line a method and tolerance; all are kept when the study is
+started again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from muninn.certify.certificate import library_versions
@@ -37,11 +39,13 @@ from muninn.programs.plan import Family
 from muninn.progress import Task as Bars
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import NAMES, OF_FLOWS, Alternative
+from muninn_bench.measure.protocol import Run
 from muninn_bench.measure.remembered import Remembered, certified_member
-from muninn_bench.measure.rollout import random_contexts, roll_out
+from muninn_bench.measure.rollout import LANES, on_device, random_contexts, roll_out
+from muninn_bench.measure.run_folder import require_same_run
 from muninn_bench.networks.on_gpu import moved
 from muninn_bench.report.table import read_csv, write_csv
-from muninn_bench.task import Stream, Task, Timed, context_rows
+from muninn_bench.task import SideBySide, Stream, Task, Timed, context_rows
 
 OURS = "frontier"
 ALTERNATIVES = (*NAMES, *OF_FLOWS)
@@ -95,39 +99,54 @@ class Rescaled(Frontier):
         return super().published(count | all(method.twice for method in self.methods.values()))
 
 
-def contexts_of(task: Task, variant: str, sizes: Sizes, folder: Path, seed: int) -> list[Tensor]:
+def contexts_of(
+    task: Task, variant: str, sizes: Sizes, folder: Path, seed: int, device: str = "cpu"
+) -> list[Tensor]:
     """Contexts to tune, certify and test on, from the folder as far as they are there.
 
-    Of a task that replans: one random call of each episode, driven by a fast program; of a robot
-    that flies, whose episodes take seconds each, the first call.
+    Of a task that replans: one random call of each episode, driven by a fast program on the device
+    and kept after every lockstep; of a robot that flies, whose episodes take seconds each, the
+    first call.
     """
-    path, timed = folder / "contexts.safetensors", isinstance(task, Timed)
+    path = folder / "contexts.safetensors"
     stored = safetensors.torch.load_file(path) if path.is_file() else {}
-    for part, stream in PARTS.items():
-        count = getattr(sizes, part)
-        if len(stored.get(part, ())) < count:
-            make = _driven_contexts if task.replans and not timed else context_rows
-            stored[part] = make(task, variant, stream, count, seed).contiguous()
-            write_whole(path, safetensors.torch.save(stored))
+    missing = any(len(stored.get(part, ())) < getattr(sizes, part) for part in PARTS)
+    driven = task.replans and not isinstance(task, Timed) and missing
+    run = _fast_run(task, variant, device) if driven else None
+    with bars(run is not None) as bar:
+        for part, stream in PARTS.items():
+            count, parts = getattr(sizes, part), [stored[part]] if part in stored else []
+            advance = bar(f"drive {task.name}, {part}", count)
+            while (there := sum(map(len, parts))) < count:
+                if run is None:
+                    parts = [context_rows(task, variant, stream, count, seed)]
+                else:
+                    parts.append(_driven(task, variant, run, stream, there, count, seed))
+                    advance(len(parts[-1]))
+                stored[part] = torch.cat(parts)
+                write_whole(path, safetensors.torch.save(stored))
     return [stored[part][: getattr(sizes, part)] for part in PARTS]
 
 
-def _driven_contexts(task: Task, variant: str, stream: Stream, count: int, seed: int) -> Tensor:
-    planner = task.planner(variant)
+def _fast_run(task: Task, variant: str, device: str) -> Run:
+    """What drives episodes whose contexts are wanted."""
+    planner = moved(task.planner(variant), device)
     name = "fewsteps" if planner.sampler.flow else "dpmsolver"
     fast = Alternative.untuned(name, planner, min(DRIVEN, len(planner.sampler)))
-    with bars(True) as bar:
-        drives = roll_out(
-            task,
-            variant,
-            fast.run(planner),
-            stream,
-            count,
-            seed=call_seed(seed, stream, 2),
-            world=seed,
-            advance=bar(f"drive {task.name}, {stream.name.lower()}", count),
-        )
-    return random_contexts(drives, seed)
+    return on_device(fast.run(planner), planner.device)
+
+
+def _driven(
+    task: Task, variant: str, run: Run, stream: Stream, first: int, last: int, seed: int
+) -> Tensor:
+    """A random context of each of the next episodes, as many as run side by side."""
+    lanes = task.lanes if isinstance(task, SideBySide) else LANES
+    count = min(lanes, last - first)
+    drives = roll_out(
+        task, variant, run, stream, count, seed=call_seed(seed, stream, 2), world=seed,
+        lanes=lanes, first=first,
+    )  # fmt: skip
+    return random_contexts(drives, seed, first)
 
 
 def planner_of(task: Task, variant: str, sampler: str | None, device: str) -> Planner:
@@ -168,8 +187,10 @@ def run_frontier(
     has; the seed is of problems and noise. Workers try and measure programs, tables are fitted
     here.
     """
-    parts = contexts_of(task, variant, sizes, folder, seed)
     planner = planner_of(task, variant, sampler, device)
+    known = planner_of(task, variant, sampler, "cpu").identity()
+    require_same_run(folder, {"planner": known, "seed": seed, "sizes": vars(sizes)})
+    parts = contexts_of(task, variant, sizes, folder, seed, device)
     metric = resolve(task.metric(variant))[1]
     tune, certify, test = (
         kind(
@@ -187,13 +208,13 @@ def run_frontier(
     limits = tolerances or TOLERANCES.get(task.name) or [f * task.tolerance for f in FACTORS]
     allowed = require_units(certify.count, RISK, CONFIDENCE, "calls") - 1
     identity = {
-        "planner": planner.identity(),
+        "planner": known,
+        "device": device,
         "calls": digest(tune.context, "the contexts"),
         "seed": seed,
         "versions": {**library_versions(), "code": code_digest()},
     }
-    # A GPU is done with a program before a disk has written its score.
-    journal = Journal(folder / "tune.jsonl", identity) if device == "cpu" else Journal()
+    journal = Journal(folder / "tune.jsonl", identity)
     path = folder / "cells.csv"
     lines = read_csv(path)
     done = {(line["method"], line["tolerance"]) for line in lines}

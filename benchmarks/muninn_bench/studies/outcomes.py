@@ -26,7 +26,7 @@ from muninn.certify.paired import call_seed
 from muninn.certify.risk import wilson
 from muninn.certify.scan import Measuring
 from muninn.context import Context
-from muninn.errors import CalibrationError
+from muninn.errors import CalibrationError, InputError
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn.parallel import Workers, workers_of
@@ -70,7 +70,11 @@ class Driven:
         self._spare = (Stream.TUNE, sizes.tune)
 
     def __call__(self, plan: Callable[[Context], Tensor], seed: int) -> float:
-        """Drive one episode; success, or the task's own score, which is 0 or 1 as well."""
+        """Drive one episode; the task's own score where that is 0 or 1, else success.
+
+        Raises:
+            InputError: the task knows points alone.
+        """
         stream, number = self._worlds.get(seed, self._spare)
         with _turn:
             episode = self._task.begin(self._variant, stream, number, self._seed)
@@ -80,8 +84,17 @@ class Driven:
             with _turn:
                 episode.follow(made)
                 context = context if episode.done else episode.context()
-        result = episode.result()
-        return float(result.success or 0.0) if result.score is None else result.score
+        with _turn:  # some judge what was driven only now, in a simulator that they share
+            result = episode.result()
+        if result.score in (0.0, 1.0):
+            return result.score
+        if result.success is None:
+            raise InputError(
+                f"{self._task.name} says how many points an episode scores, not whether it "
+                "succeeds, which is what this study promises; "
+                f"`muninn-bench suite --task {self._task.name}` certifies the mean of points"
+            )
+        return float(result.success)
 
     def muninn_identity(self) -> str:
         """What a journal knows it by."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 
 from muninn.cli import Crew
@@ -18,6 +17,7 @@ from muninn.errors import InputError
 from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
 from muninn_bench.commands import Device, Seed, Variant, console
+from muninn_bench.measure.machine import find_device
 from muninn_bench.measure.protocol import Run, plain
 from muninn_bench.measure.rollout import LANES, on_device, roll_out
 from muninn_bench.measure.statistics import mean, proportion
@@ -70,10 +70,11 @@ def score_row(
     """Score and success of full compute over episodes of a stream, with 95% intervals.
 
     Raises:
-        InputError: fewer than two episodes.
+        InputError: fewer than two episodes, or no such device.
     """
     if episodes < 2:
         raise InputError(f"an interval needs at least two episodes, got {episodes}")
+    there = find_device(device)
     began = time.perf_counter()
     # A GPU takes as long for few rows as for many.
     lanes = LANES if device == "cpu" else episodes
@@ -81,7 +82,7 @@ def score_row(
     drive = _FullCompute(task, variant, stream, device, seed)
     results: list[Result] = []
     calls = 0
-    with workers_of(workers, torch.device(device)) as crew, bars(True) as bar:
+    with workers_of(workers, there) as crew, bars(True) as bar:
         advance = bar(f"drive {task.name} {variant}", episodes)
         for found, asked in crew.map(drive, chunks):
             results += found

@@ -156,6 +156,9 @@ class ControlTask:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "idle": []}  # a worker would build as many simulators at once
+
     def planner(self, variant: str) -> Planner:
         """Full compute."""
         return self.policy(variant).planner

@@ -26,6 +26,7 @@ from muninn.programs.methods import few_steps
 from muninn.programs.plan import Adaptive, Everywhere, Family, Program, Static
 from muninn.programs.spacing import sampler_states
 from muninn_bench.networks.agent import Agent
+from muninn_bench.planners import cost_guidance
 from muninn_bench.planners.cost_guidance import CostGuidance, Descent, Push
 from muninn_bench.planners.edmp import EDMP
 from muninn_bench.planners.motion_cost import MotionCost, between, hinge
@@ -172,6 +173,24 @@ def test_a_step_lands_where_the_gradient_steps_led(name: str) -> None:
     torch.testing.assert_close(
         landed[:, :, 1:-1][inner], (mean + moved)[:, :, 1:-1][inner], atol=1e-5, rtol=0.0
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_few_plans_are_pushed_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    planner, context, noise = drawn(name)
+    denoiser: Any = planner.denoiser
+    objective, seen = denoiser.objective, list[int]()
+    told, plans = planner.timestep(20, len(context)), 0.3 * noise.initial
+    whole, _ = objective(plans, told, context)
+    real = objective.cost.forward
+    monkeypatch.setattr(
+        objective.cost, "forward", lambda *given: seen.append(len(given[0])) or real(*given)
+    )
+    rows = planner.shape[0]
+    monkeypatch.setattr(cost_guidance, "TOGETHER", {"cpu": 2 * rows + 1})
+    parts, guided = objective(plans, told, context)
+    assert max(seen) == 2 < len(context) and guided.shape[:2] == plans.shape[:2]
+    torch.testing.assert_close(parts, whole, atol=1e-6, rtol=0.0)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -95,6 +95,21 @@ def test_started_again_nothing_is_measured_twice_and_a_lost_line_comes_back(
     assert len(made) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": 1}, "other seed;"),
+        ({"sampler": "ddpm"}, "other planner;"),
+        ({"sizes": study.Sizes(tune=24, certify=400, test=41)}, "other sizes;"),
+    ],
+)
+def test_lines_of_another_run_are_not_taken_for_this_one(
+    folder: Path, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InputError, match=said):
+        run(folder, **options)
+
+
 def test_one_search_serves_all_tolerances() -> None:
     """Scores do not depend on a tolerance that is a number; whether it is kept does."""
     paired = PairedCalls(Toy().planner(""), None, 32, rms_step, 5)
@@ -128,6 +143,34 @@ def test_a_task_that_replans_gives_one_random_call_of_each_episode(tmp_path: Pat
         assert set((asked // 100).tolist()) <= {1.0, 2.0, 3.0}
     fewer = study.contexts_of(task, "only", study.Sizes(2, 2, 2), tmp_path, seed=0)
     assert all(torch.equal(few, rows[:2]) for few, rows in zip(fewer, found, strict=True))
+
+
+def test_contexts_are_driven_on_the_device_and_go_on_where_they_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, devices = study.Sizes(tune=5, certify=4, test=3), list[str]()
+    whole = study.contexts_of(Toy(3), "only", sizes, tmp_path / "whole", seed=0)
+    real, begin = study.moved, Toy.begin
+    monkeypatch.setattr(study, "LANES", 2)
+    monkeypatch.setattr(
+        study, "moved", lambda planner, device: devices.append(device) or real(planner, device)
+    )
+    begun: list[tuple[object, ...]] = []
+
+    def stopped(task: Toy, *given: object) -> object:
+        begun.append(given)
+        if len(begun) == 8:
+            raise KeyboardInterrupt
+        return begin(task, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Toy, "begin", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        study.contexts_of(Toy(3), "only", sizes, tmp_path, 0, "cpu")
+    found = study.contexts_of(Toy(3), "only", sizes, tmp_path, 0, "cpu")
+    # Seven were kept; of the eighth, the first of a lockstep, nothing was.
+    assert len(begun) == 8 + 12 - 7 and devices == ["cpu", "cpu"]
+    for one, other in zip(found, whole, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_samplers() -> None:

@@ -11,12 +11,13 @@ import pytest
 
 from muninn.certify.outcomes import STREAMS
 from muninn.certify.paired import call_seed
+from muninn.errors import InputError
 from muninn_bench.registry import find_task
 from muninn_bench.report.table import read_csv
 from muninn_bench.studies import outcomes as study
 from muninn_bench.studies.outcomes import Driven, Sizes, judged, run_outcomes
 from muninn_bench.studies.promises import _cells, draw_promises
-from muninn_bench.task import Stream
+from muninn_bench.task import Result, Stream
 
 SMALL = Sizes(tune=8, certify=80, test=40, together=20)
 COLUMNS = [
@@ -83,6 +84,50 @@ def test_a_seed_names_a_world_of_its_purpose() -> None:
     with pytest.raises(StopIteration):
         driven(lambda context: context, 12345)  # an example, which nothing else uses
     assert begun == [(Stream.TUNE, 5), (Stream.CERTIFY, 5), (Stream.TEST, 5), (Stream.TUNE, 8)]
+
+
+class Judging:
+    """A task whose episodes are judged when their result is asked for."""
+
+    name = "judging"
+
+    def __init__(self, found: Result) -> None:
+        self._found = found
+
+    def begin(self, variant: str, stream: Stream, number: int, seed: int) -> Any:
+        return self
+
+    done = True
+
+    def context(self) -> None:
+        return None
+
+    def result(self) -> Result:
+        assert study._turn.locked()  # a judge may use a simulator that others use
+        return self._found
+
+
+@pytest.mark.parametrize(
+    ("found", "score"),
+    [
+        (Result(True), 1.0),
+        (Result(False), 0.0),
+        (Result(True, 0.0), 0.0),  # the score says more than the success
+        (Result(False, 75.0), 0.0),  # points
+        (Result(True, 100.0), 1.0),
+    ],
+)
+def test_an_episode_counts_as_success_or_as_a_score_of_0_or_1(found: Result, score: float) -> None:
+    planner = find_task("discs").planner("diffuser")
+    driven = Driven(Judging(found), "any", planner, SMALL, 7)  # type: ignore[arg-type]
+    assert driven(lambda context: context, 1) == score
+
+
+def test_points_without_success_are_refused_with_the_command_that_takes_them() -> None:
+    planner = find_task("discs").planner("diffuser")
+    driven = Driven(Judging(Result(None, 41.5)), "any", planner, SMALL, 7)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="muninn-bench suite --task judging"):
+        driven(lambda context: context, 1)
 
 
 def test_what_was_realised_comes_with_its_interval() -> None:

@@ -144,6 +144,19 @@ def test_another_machine_adds_its_latencies_alone(finished: Suite) -> None:
     write_rows(finished)
 
 
+def test_what_the_suite_cannot_measure_is_refused_before_anything_runs(
+    task: ControlTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = task.planner("diffuser")
+    several = replace(planner, shape=(4, *planner.shape))
+    foreign = replace(planner, denoiser=lambda x, timestep, context: x)
+    for made, said in ((several, "draws 4 plans.*muninn-bench frontier"), (foreign, "stem of")):
+        monkeypatch.setattr(ControlTask, "planner", lambda *given, made=made: made)
+        with pytest.raises(InputError, match=said):
+            suite(task, "diffuser", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_of_other_calls_or_another_seed_is_refused(finished: Suite) -> None:
     site = finished.site
     for options, said in (

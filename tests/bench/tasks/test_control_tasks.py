@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +54,12 @@ def test_data_repeats_whatever_the_workers_and_resumes(name: str, tmp_path: Path
     stamps = [path.stat().st_mtime_ns for path in kept]
     task.make_data(tmp_path / "one.npz", count, 3, 1, source)
     assert stamps == [path.stat().st_mtime_ns for path in kept]
+
+
+def test_idle_simulators_do_not_travel_to_workers() -> None:
+    task = small_robot("hopper")
+    task.idle.append(task.simulator())
+    assert pickle.loads(pickle.dumps(task)).idle == [] and len(task.idle) == 1
 
 
 def test_data_is_the_same_with_two_workers(tmp_path: Path) -> None:

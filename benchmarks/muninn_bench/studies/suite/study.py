@@ -17,6 +17,7 @@ from torch import Tensor
 from muninn.certify.certificate import library_versions
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.paired import PairedCalls
+from muninn.errors import InputError
 from muninn.files import write_whole
 from muninn.parallel import Workers, workers_of
 from muninn.programs.plan import AnyProgram, Family
@@ -110,6 +111,10 @@ class Suite:
         seed: of worlds and noise.
         workers: who drives episodes; programs are tuned here.
         progress: show progress bars.
+
+    Raises:
+        InputError: a call draws several plans, the published method has no probe for the network,
+            or the folder is of another run.
     """
 
     def __init__(
@@ -127,6 +132,13 @@ class Suite:
         self.site = Site(task, variant, device, folder)
         self.sizes, self.seed = sizes or Sizes(), seed
         self._workers, self._progress = workers, progress
+        shape = self.site.planner.shape
+        if len(shape) != 2:
+            raise InputError(
+                f"a call of {task.name}, {variant} draws {shape[0]} plans, and the suite's metrics "
+                f"are of one; `muninn-bench frontier --task {task.name}` certifies it"
+            )
+        self.site.probes()  # refused now, not after the hours of tuning that come before them
         folder.mkdir(parents=True, exist_ok=True)
         known = task.planner(variant).identity()
         own = self.sizes

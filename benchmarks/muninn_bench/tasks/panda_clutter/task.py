@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ from muninn_bench.planners.motion_choice import Chooser, choose, hand_metric, jo
 from muninn_bench.planners.motion_prior import MotionPrior
 from muninn_bench.planners.motion_prior_lesson import MotionLesson
 from muninn_bench.planners.mpd import MPD
+from muninn_bench.planners.policy import beside
 from muninn_bench.task import Result, Stream
 from muninn_bench.tasks.panda_clutter.arm import filled_up
 from muninn_bench.tasks.panda_clutter.body import Everything, Surroundings
@@ -103,8 +104,7 @@ class PandaClutter:
     def metric(self, variant: str) -> Metric:
         """Largest distance of the hand between the two motions that the arm gets, metres."""
         chooser = _chooser()
-        assert isinstance(chooser.clearance, Everything)
-        return hand_metric(chooser, chooser.clearance.arm.hand)
+        return hand_metric(chooser, partial(_hand, chooser))
 
     def joints_metric(self, variant: str) -> Metric:
         """Largest difference of a joint between the two motions that the arm gets, radians."""
@@ -176,6 +176,13 @@ def _read(path: Path) -> Agent:
 @lru_cache
 def _chooser() -> Chooser:
     return Chooser(Everything(), COORDINATES, MARGIN)
+
+
+def _hand(chooser: Chooser, joints: Tensor) -> Tensor:
+    """Where the hand is, metres, by the arm that lies where the poses are."""
+    everything = beside(chooser.clearance, joints)
+    assert isinstance(everything, Everything)
+    return everything.arm.hand(joints)
 
 
 TASK = PandaClutter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -14,6 +15,7 @@ from torch import Tensor
 from muninn.certify.metrics import measure
 from muninn_bench.measure.alternatives import Alternative
 from muninn_bench.networks.agent import Agent, save_agent
+from muninn_bench.networks.on_gpu import moved
 from muninn_bench.networks.runs import load_runs
 from muninn_bench.planners.motion_choice import choose
 from muninn_bench.task import Stream
@@ -73,6 +75,39 @@ def test_a_call_goes_from_a_problem_to_a_judged_motion(variant: str) -> None:
     for metric in (TASK.metric(variant), TASK.joints_metric(variant)):
         assert measure(metric, plan, plan, context).tolist() == [0.0]
         assert measure(metric, plan, plan.flip(2), context)[0] > 0.0
+
+
+def test_a_metric_can_be_sent_to_a_worker() -> None:
+    context, plans = expert_plan("edmp-easy", 0)
+    other = plans.flip(1)
+    for metric in (TASK.metric("edmp-easy"), TASK.joints_metric("edmp-easy")):
+        sent = pickle.loads(pickle.dumps(metric))
+        expected = measure(metric, plans[None], other[None], context)
+        assert measure(sent, plans[None], other[None], context).tolist() == expected.tolist()
+
+
+def test_the_hand_is_found_on_the_device_of_the_poses() -> None:
+    chooser = module._chooser()
+    for device in ("cpu", "meta"):  # meta stands in for a GPU
+        hand = module._hand(chooser, torch.zeros(2, 64, 7, device=device))
+        assert hand.device.type == device and hand.shape == (2, 64, 3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_call_is_planned_compared_and_followed_on_a_gpu(variant: str) -> None:
+    planner = moved(TASK.planner(variant), "cuda")
+    few = Alternative.untuned("fewsteps", planner, 3).run(planner)
+    episodes = [TASK.begin(variant, Stream.TEST, number) for number in (1, 2)]
+    contexts = torch.cat([episode.context() for episode in episodes]).cuda()
+    noise = planner.draw_noise(seeds=[1, 2])
+    full, fast = planner.sample(contexts, noise=noise), few(contexts, noise)[0]
+    assert fast.device.type == "cuda"
+    for metric in (TASK.metric(variant), TASK.joints_metric(variant)):
+        assert measure(metric, full, full, contexts).tolist() == [0.0, 0.0]
+        assert (measure(metric, full, fast, contexts) > 0.0).all()
+    TASK.follow_all(episodes, full)
+    assert all(episode.result().figures["length_rad"] > 0.0 for episode in episodes)
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
