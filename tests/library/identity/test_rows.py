@@ -98,6 +98,10 @@ def test_episodes_that_tuned_a_family_do_not_certify_it() -> None:
         certificate(calls=episodes, family=first.family, risk=0.2, tolerance=0.4)
     again = certificate(calls=episodes, family=first.family, risk=0.2, tolerance=0.4, seed=1)
     assert again.family == first.family
+    with pytest.raises(InputError, match=r"\d+ of these episodes chose .* family: seed 0 is theirs"):
+        muninn.evaluate(planner(), again, muninn.Episodes(drive, 30), seed=0, progress=False)
+    judged = muninn.evaluate(planner(), again, muninn.Episodes(drive, 30), seed=2, progress=False)
+    assert judged.units == 30
 
 
 def test_families_of_older_files_have_no_marks() -> None:
