@@ -142,7 +142,9 @@ def test_a_table_whose_results_are_hardly_ever_finite_stays_as_it_is(finite: int
     table, _ = fitter(planner)(based(planner, 3))
 
     def failing(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
-        return torch.where(context[:, :, None] < finite, planner.denoiser(x, timestep, None), torch.nan)
+        return torch.where(
+            context[:, :, None] < finite, planner.denoiser(x, timestep, None), torch.nan
+        )
 
     context = torch.arange(CALLS, dtype=torch.float32)[:, None]
     own = fitter(planner)
