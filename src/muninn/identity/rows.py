@@ -51,30 +51,30 @@ def _exact(values: Tensor) -> Tensor:
 def met_again(before: str, context: Context) -> int:
     """How many rows of a context have earlier marks; 0 if chance explains it.
 
-    Where numbers of a row are new in most rows, a single one that recurs is no chance. Contexts of
-    few kinds do recur. Earlier rows that were seen once are then met again about twice as often as
-    others were seen twice (Good and Turing); rows that were seen more often, such as one pose in
-    which a robot always starts, say nothing. And rows that occur a few times, earlier and now taken
-    together, are by chance as often on one side only as any few rows are.
+    Where numbers of a row are new in most rows, a single one that recurs is no chance, unless it
+    does so several times now: then it is a pose that is common. Contexts of few kinds do recur.
+    Earlier rows that were seen once are then met again about twice as often as others were seen
+    twice (Good and Turing); rows that were seen more often, such as one pose in which a robot
+    always starts, say nothing. And rows that occur a few times, earlier and now taken together, are
+    by chance as often on one side only as any few rows are.
 
     >>> rows = torch.linspace(0.0, 1.0, 400)[:, None] ** 2
     >>> met_again(row_marks(rows[:300]), rows[299:]), met_again(row_marks(rows[:300]), rows[300:])
     (1, 0)
     """
-    earlier = _split(before)
-    if not earlier:
+    seen = Counter(_split(before))
+    if not seen:
         return 0
-    seen = Counter(earlier)
-    given = _split(row_marks(context))
-    met = sum(seen[mark] == 1 for mark in given)
+    now = Counter(_split(row_marks(context)))
+    again = [count for mark, count in now.items() if seen[mark] == 1]
+    met, ratio = sum(again), now.total() / seen.total()
     twice = sum(count == 2 for count in seen.values())
-    if met and twice == 0 and _new_each_time(context):
+    if 1 in again and twice == 0 and _new_each_time(context):
         return met
     at_most = twice + 3.0 * (1.0 + math.sqrt(twice))  # so few are known to about their root
-    likely = 2.0 * at_most * len(given) / len(earlier)
+    likely = 2.0 * at_most * ratio
     if met > likely + 4.0 * math.sqrt(likely):
         return met
-    now = Counter(given)
     if _chance(seen, now) < CHANCE:
         return sum(count for mark, count in now.items() if mark in seen)
     return 0

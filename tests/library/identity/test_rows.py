@@ -92,6 +92,15 @@ def test_a_zero_has_one_mark() -> None:
     assert row_marks(rows) == row_marks(torch.where(rows == 0.0, -0.0, rows))
 
 
+def test_a_common_pose_that_was_met_once_before_is_no_evidence() -> None:
+    rows = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    pose, marks = rows[0].clone(), row_marks(rows[:100])
+    rows[[150, 200, 300]] = pose
+    assert met_again(marks, rows[100:]) == 0
+    rows[[150, 200]] = torch.randn(2, 3)
+    assert met_again(marks, rows[100:]) == 1
+
+
 def test_a_family_is_not_certified_on_the_calls_it_was_tuned_on() -> None:
     calls = contexts(40, 5)
     family = muninn.tune(planner(), calls, tolerance=TOLERANCE, progress=False)
