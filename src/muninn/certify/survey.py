@@ -60,7 +60,8 @@ def survey(
         contexts: those that will be given to :func:`muninn.calibrate`, or how many calls, or its
             episodes.
         metric, risk, confidence, seed, batch_size: as in :func:`muninn.calibrate`; contexts, risk
-            and seed fix the calls that tuning may see, and only those are looked at. The metric may
+            and seed fix the calls that tuning may see, and only those are looked at; a family that
+            is given to calibrating leaves none for tuning, and needs other calls. The metric may
             name its unit in an attribute ``unit``.
         episode_of: episode number of each call, if calibrating will be given it: whole episodes are
             for tuning then. What will be certified of episodes is not estimated.
@@ -77,11 +78,12 @@ def survey(
         raise InputError(f"planner is a muninn.Planner, got {type(planner).__name__}")
     name, deviation = resolve(metric)
     seed, batch = whole("seed", seed), whole("batch_size", batch_size, at_least=1)
-    unit: UnitName = "call" if episode_of is None else "episode"
-    units = units_of(planner, contexts, deviation, 1.0, unit, episode_of, seed, batch, None)
-    paired = _tuning_calls(units, risk, seed)
+    kind: UnitName = "call" if episode_of is None else "episode"
+    units = units_of(planner, contexts, deviation, 1.0, kind, episode_of, seed, batch, None)
     # The promise of an episode is about its worst call, which single calls do not tell.
     given = units.count if units.loop == "open" and episode_of is None else 0
+    allowed = allowance(given, risk, confidence)
+    paired = _tuning_calls(units, risk, seed)
     rows: list[Row] = []
     with workers_of(workers, planner.device) as crew, bars(progress) as task:
         advance = task("survey: programs tried", None)
@@ -105,7 +107,7 @@ def survey(
     rows.sort(key=lambda row: (list(ways).index(row.method), row.evaluations))
     return Survey(
         name, len(planner.sampler), paired.count, rows, *marks, unit, passed,
-        given, *allowance(given, risk, confidence),
+        given, *allowed,
     )  # fmt: skip
 
 

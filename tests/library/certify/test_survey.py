@@ -149,6 +149,15 @@ def test_a_calibration_accepts_what_is_probable_as_often_as_is_said() -> None:
     assert len(accepted) > 500 and np.mean(accepted) > LIKELY
 
 
+def test_a_confidence_that_is_none_is_told_before_anything_runs() -> None:
+    def never(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        raise AssertionError
+
+    planner = replace(mixture_planner("ddim", steps=6), denoiser=never)
+    with pytest.raises(InputError, match=r"confidence must lie strictly between 0 and 1.*got 1\.5"):
+        survey(planner, contexts(CALLS), confidence=1.5, progress=False)
+
+
 def test_too_few_calls_certify_nothing() -> None:
     assert certifiable(np.zeros(64), np.ones(64), 60, 0.05, 0.95) is None
     assert certifiable(np.zeros(3), np.ones(3), 400, 0.05, 0.95) is None
