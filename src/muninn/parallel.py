@@ -93,7 +93,7 @@ class Processes(Map):
             path.write_bytes(packed(function, pickle.dumps))
             self._sent = function, path
         path = self._sent[1]
-        futures = (self._pool.submit(_apply, path, item) for item in items)
+        futures = (self._pool.submit(_apply, path, pickle.dumps(item)) for item in items)
         waiting = deque(islice(futures, 2 * self._workers))
         try:
             for index in count():
@@ -194,9 +194,10 @@ def _loaded(path: Path) -> Callable[[Any], Any]:
     return unpacked(path.read_bytes())
 
 
-def _apply(path: Path, item: Any) -> bytes:
-    """The result, pickled by value: torch would share its tensors, an open file for each."""
-    return pickle.dumps(_loaded(path)(item))
+def _apply(path: Path, item: bytes) -> bytes:
+    """The result of an item, both pickled by value: torch would share the tensors of either, an
+    open file for each of them for as long as it lives."""
+    return pickle.dumps(_loaded(path)(pickle.loads(item)))
 
 
 def _begin() -> None:

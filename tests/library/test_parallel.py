@@ -13,10 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from muninn.errors import InputError, MuninnError
 from muninn.parallel import Map, Processes, workers_of
-from parallel_cases import Travelling, fails_at, process_of, slow_first
+from parallel_cases import Travelling, fails_at, process_of, slow_first, total
 
 
 @pytest.fixture(scope="module", params=[None, 2, "ray:2"])
@@ -67,6 +68,16 @@ def test_workers_are_other_processes_with_one_thread_each() -> None:
     with Processes(2) as workers:
         assert {threads for _, threads in workers.map(slow_first, range(4))} == {1}
         assert os.getpid() not in set(workers.map(process_of, range(4)))
+
+
+def test_tensors_of_items_are_copied_and_hold_no_files() -> None:
+    items = [{place: torch.full((4, 2), float(place))} for place in range(40)]
+    with Processes(2) as workers:
+        before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
+        assert list(workers.map(total, items)) == [8.0 * place for place in range(40)]
+        if before is not None:
+            assert len(os.listdir("/proc/self/fd")) <= before + 16  # the pool's own
+    assert not any(plan.is_shared() for item in items for plan in item.values())
 
 
 def test_what_cannot_be_sent_is_said_before_anything_runs() -> None:

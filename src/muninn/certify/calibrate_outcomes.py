@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,6 @@ from muninn.model.planner import Planner
 from muninn.parallel import Map, Workers, workers_of
 from muninn.programs.plan import Family
 from muninn.progress import bars
-
-FEW = 8
-"""Tuning episodes that are driven again for their contexts, where a journal has their scores."""
 
 
 def calibrate_outcomes(
@@ -113,14 +111,16 @@ def calibrate_outcomes(
 
 
 def _contexts(scan: OutcomeScan) -> list[Context]:
-    """Contexts that full compute meets in tuning episodes; their scores are in the journal then."""
-    units, here = (
-        scan.units,
-        OutcomeScan(scan.units, scan.measuring, scan.journal, Map(), scan.task),
-    )
-    units.met = []
-    here.all("full", scan.full, "tune", units.outcomes.tune)
-    if not units.met:
-        units.measure(scan.full, "tune", range(min(FEW, units.outcomes.tune)))
-    met, units.met = units.met, None
+    """Contexts that full compute meets in tuning episodes; their scores are in the journal then.
+
+    All are driven again where a journal has scores of some: what was tuned before belongs to the
+    contexts of all of them.
+    """
+    for journal in (scan.journal, Journal()):
+        units, here = scan.units, replace(scan, journal=journal, workers=Map())
+        units.met = []
+        episodes = here.all("full", scan.full, "tune", units.outcomes.tune)
+        met, units.met = units.met, None
+        if len(met) == sum(len(each.evaluations) for each in episodes):
+            break
     return met

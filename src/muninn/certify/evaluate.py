@@ -128,11 +128,11 @@ def evaluate(
     units = units_of(
         planner, contexts, deviation, limit, unit, episode_of, seed, made.batch_size, reference
     )
-    if units.loop == "open" and (met := _met(made, units.rows(range(units.count)))):
-        raise InputError(
-            f"{met} of these contexts were calibrated or tuned on: only new ones can judge the "
-            "certificate"
-        )
+    if met := _met(made, units.rows(range(units.count))):
+        used = "contexts were calibrated or tuned on: only new ones can judge the certificate"
+        if units.loop == "closed":  # another seed than the certificate's, but its family's
+            used = f"episodes chose the certificate's family: seed {seed} is theirs, take another"
+        raise InputError(f"{met} of these {used}")
     needed = units_needed(made.risk, made.confidence or 0.95)
     if units.count < needed:
         raise InputError(
@@ -178,7 +178,7 @@ def evaluate(
 
 
 def _met(made: Certificate, contexts: Context) -> int:
-    """How many contexts made the certificate, or chose the programs of its family."""
+    """How many contexts, or seeds of episodes, made the certificate or chose its family."""
     used = (made.calibrated_on, made.family.tuned_on)
     return max(met_again(marks, contexts) for marks in used)
 

@@ -253,6 +253,7 @@ def _spread(
     )
     found = [among.predictions(planner.denoiser, slice(batch_size))]
     if planner.engine != "eager":
+        found.append(among.predictions(planner.denoiser, slice(batch_size), known=False))
         with contextlib.suppress(RuntimeError, DenoiserError):  # the engine itself will say so
             found.append(among.predictions(denoiser_on_engine(planner), slice(batch_size)))
     seen = slice(min(count, batch_size))

@@ -70,7 +70,7 @@ class Frontier(Published):
 
     def share_with(self, other: Frontier) -> None:
         """Take what does not depend on methods from a frontier of the same calls."""
-        for known in ("chain", "_paths", "_placing"):
+        for known in ("calls", "chain", "_paths", "_placing"):
             vars(self)[known] = getattr(other, known)
 
     @cached_property
@@ -98,7 +98,8 @@ class Frontier(Published):
 
     def _made(self, verb: str, base: Table, make: Callable[[Table], tuple[Table, Tensor]]) -> Entry:
         """The table that is made of another, on the tuning calls."""
-        key = f"{verb}/{hashlib.sha256(json.dumps(base.to_json()).encode()).hexdigest()[:24]}"
+        own = hashlib.sha256(json.dumps(base.to_json()).encode()).hexdigest()[:24]
+        key = f"{verb}/{self.calls}/{own}"
         stored = self._journal.get(key)
         if stored is None:
             table, reached = make(base)

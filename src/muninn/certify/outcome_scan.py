@@ -24,6 +24,7 @@ from muninn.certify.risk import require_units, units_needed
 from muninn.certify.scan import Measuring
 from muninn.context import Context, concatenate
 from muninn.errors import CalibrationError
+from muninn.identity.rows import row_marks
 from muninn.model.schedule import FloatArray
 from muninn.parallel import Map
 from muninn.programs.plan import AnyProgram, Family, Program
@@ -144,7 +145,7 @@ class OutcomeScan:
         members = sorted({far, *range(max(0, at - AROUND), min(len(offered), at + AROUND + 1))})
         programs = [frontier.best(offered[place], move=False).program for place in members]
         report = {"evaluations": offered[at], "notes": frontier.notes}
-        return Family((self.full, *dict.fromkeys(programs)), "frontier", report)
+        return Family((self.full, *dict.fromkeys(programs)), "frontier", report, row_marks(chosen))
 
     # -- the promise -------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,6 +12,7 @@ import numpy as np
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Tolerance
 from muninn.certify.paired import Measured, PairedCalls
+from muninn.identity.rows import row_marks
 from muninn.model.schedule import FloatArray
 from muninn.parallel import Map
 from muninn.programs.plan import AnyProgram
@@ -89,6 +91,13 @@ class Scores:
         self._fit = round(FITTED_SHARE * paired.count)
         self._known: dict[AnyProgram, FloatArray] = {}  # excess of every entry, by program
 
+    @cached_property
+    def calls(self) -> str:
+        """By which the journal knows the tuning calls: episodes that are driven again may meet
+        others."""
+        said = f"{self.paired.count}:{row_marks(self.paired.context)}"
+        return hashlib.sha256(said.encode()).hexdigest()[:8]
+
     @property
     def judges(self) -> slice:
         """The calls that nothing is fitted on."""
@@ -120,7 +129,7 @@ class Scores:
 
     def _key(self, program: AnyProgram, calls: int | None) -> str:
         count = min(calls or self.paired.count, self.paired.count)
-        return f"tune/{program.digest}/{count}"
+        return f"tune/{self.calls}/{program.digest}/{count}"
 
     def try_all(self, programs: Iterable[AnyProgram], calls: int | None = None) -> None:
         """Run programs on the first calls, shared by workers, unless the journal knows them."""
@@ -177,7 +186,7 @@ class Scores:
         """
         program = entry.program
         assert isinstance(program, Table)
-        key = f"gaps/{program.digest}"
+        key = f"gaps/{self.calls}/{program.digest}"
         stored = self._journal.get(key)
         if stored is None:
             charged = self.paired.charged_in_batches(program)

@@ -7,6 +7,7 @@ tolerance that was chosen by looking at certify calls would void the promise.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from muninn.certify.frontier import Frontier, ladder
 from muninn.certify.metrics import Judge, Metric, measure, one_each, resolve
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.surveyed import COUNTS, RIVALS, Row, Survey
-from muninn.certify.units import units_of
+from muninn.certify.units import Episodes, UnitName, Units, units_of
 from muninn.context import Context
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
@@ -40,12 +41,13 @@ FEW = 8
 
 def survey(
     planner: Planner,
-    contexts: Context | int,
+    contexts: Context | Episodes | int,
     *,
     metric: str | Metric = "rms_step",
     check: Judge | None = None,
     risk: float = 0.05,
     confidence: float | None = 0.95,
+    episode_of: Sequence[int] | None = None,
     seed: int = 0,
     batch_size: int = 32,
     workers: Workers = None,
@@ -55,10 +57,14 @@ def survey(
 
     Args:
         planner: what will be deployed.
-        contexts: those that will be given to :func:`muninn.calibrate`, or how many calls.
+        contexts: those that will be given to :func:`muninn.calibrate`, or how many calls, or its
+            episodes.
         metric, risk, confidence, seed, batch_size: as in :func:`muninn.calibrate`; contexts, risk
-            and seed fix the calls that tuning may see, and only those are looked at. The metric may
+            and seed fix the calls that tuning may see, and only those are looked at; a family that
+            is given to calibrating leaves none for tuning, and needs other calls. The metric may
             name its unit in an attribute ``unit``.
+        episode_of: episode number of each call, if calibrating will be given it: whole episodes are
+            for tuning then. What will be certified of episodes is not estimated.
         check: ``check(plan, context) -> (batch,)``, whether plans are good, as in
             :func:`muninn.certify.metrics.harm`: how many are, at which number of evaluations.
         workers: who tries programs, as in :func:`muninn.calibrate`; tables are fitted here.
@@ -72,9 +78,12 @@ def survey(
         raise InputError(f"planner is a muninn.Planner, got {type(planner).__name__}")
     name, deviation = resolve(metric)
     seed, batch = whole("seed", seed), whole("batch_size", batch_size, at_least=1)
-    units = units_of(planner, contexts, deviation, 1.0, "call", None, seed, batch, None)
-    split = split_units(units.count, risk, None, tune=True, seed=seed)
-    paired = units.for_tuning(split["tune"][:CALLS])
+    kind: UnitName = "call" if episode_of is None else "episode"
+    units = units_of(planner, contexts, deviation, 1.0, kind, episode_of, seed, batch, None)
+    # The promise of an episode is about its worst call, which single calls do not tell.
+    given = units.count if units.loop == "open" and episode_of is None else 0
+    allowed = allowance(given, risk, confidence)
+    paired = _tuning_calls(units, risk, seed)
     rows: list[Row] = []
     with workers_of(workers, planner.device) as crew, bars(progress) as task:
         advance = task("survey: programs tried", None)
@@ -90,7 +99,7 @@ def survey(
                 best = way.best(count, move=False)
                 passed = None if check is None else _passed(paired, best.program, check)
                 found, counted = way.excess_of(best), way.counted
-                likely = certifiable(found, counted, units.count, risk, confidence)
+                likely = certifiable(found, counted, given, risk, confidence)
                 within = below(found, counted, SHARE)
                 rows.append(Row(method, count, within, str(best.program), passed, likely))
         passed = None if check is None else _passed(paired, None, check)
@@ -98,8 +107,22 @@ def survey(
     rows.sort(key=lambda row: (list(ways).index(row.method), row.evaluations))
     return Survey(
         name, len(planner.sampler), paired.count, rows, *marks, unit, passed,
-        units.count, *allowance(units.count, risk, confidence),
+        given, *allowed,
     )  # fmt: skip
+
+
+def _tuning_calls(units: Units, risk: float, seed: int) -> PairedCalls:
+    """Calls that calibrating would tune on, spread over them where episodes have many.
+
+    Raises:
+        CalibrationError: too few calls or episodes for the risk.
+    """
+    split = split_units(units.count, risk, None, tune=True, seed=seed)
+    paired = units.for_tuning(split["tune"][:CALLS])
+    if paired.count <= CALLS:
+        return paired
+    places = np.linspace(0, paired.count - 1, CALLS).round().astype(int).tolist()
+    return replace(paired, context=paired.contexts(places), count=CALLS)
 
 
 def _passed(paired: PairedCalls, program: AnyProgram | None, check: Judge) -> float:

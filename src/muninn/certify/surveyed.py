@@ -42,7 +42,7 @@ class Survey:
     noise: float  # full compute with one noise, against another
     unit: str = ""  # of the metric, where it has one
     passed: float | None = None  # share of full compute's plans that pass the user's check
-    given: int = 0  # calls that calibrating will be given
+    given: int = 0  # calls that calibrating will be given; 0 for episodes: nothing is estimated
     certify: int = 0  # of them certify,
     allowed: int = -1  # and so many of these may exceed the tolerance; -1: they are too few
 
@@ -79,7 +79,11 @@ class Survey:
             said.append(f"Below {least} you would certify your sampler's step size.")
         apart = self._size(self.noise, 2)
         said.append(f"Two noises differ by {apart}: near that a promise means nothing.")
-        if self.allowed < 0:
+        if not self.given:
+            said.append(
+                "What will be certified of episodes is not estimated: the worst call counts."
+            )
+        elif self.allowed < 0:
             said.append(f"{self.given:,} calls are too few for a certificate.")
         else:
             said.append(
@@ -118,12 +122,15 @@ class Survey:
         """What the table shows, in a sentence."""
         unit = self.unit or in_words(self.metric)
         checked = "" if self.passed is None else " (and the share of plans that pass your check)"
-        return (
+        said = (
             f"Deviation, {unit}, that 95% of {self.calls} calls stay below{checked}; full compute "
             f"takes {self.steps} evaluations"
             f"{'' if self.passed is None else f' and passes {self.passed:.0%}'}."
-            f" Certified: the tolerance that calibrating on {self.given:,} calls probably reaches."
         )
+        if not self.given:
+            return said
+        reached = f"the tolerance that calibrating on {self.given:,} calls probably reaches"
+        return f"{said} Certified: {reached}."
 
     def markdown(self) -> str:
         """The table and the advice."""

@@ -180,10 +180,12 @@ def polished(fitter: Fitter, table: Table) -> tuple[Table, Tensor]:
     found, least = table, trimmed(errors[judges])
     # Half precision rounds the result by more than a weight's small move changes it.
     coarse = torch.finfo(fitter.planner.dtype).eps > MOVED / 100
-    if coarse or fitted.sum() < FEWEST or not judges.any():
+    if coarse or not judges.any():
         return found, best
     gram = polish.gram(rows)
     fitted &= np.isfinite(gram.reshape(len(gram), -1)).all(axis=1)
+    if fitted.sum() < FEWEST:
+        return found, best
     gram = np.where(fitted[:, None, None, None], gram, 0.0)
     ends = np.cumsum([row.shape[1] for row in rows])
     for damping in DAMPINGS:

@@ -25,6 +25,7 @@ from door_cases import (
 from muninn.certify.cached import cache
 from muninn.certify.certificate import Certificate
 from muninn.errors import CalibrationError, CertificateError
+from muninn.model.denoiser import known_timestep
 from muninn.model.planner import Planner
 from muninn.model.sampler import Sampler
 
@@ -52,6 +53,31 @@ def test_the_same_weights_in_another_network_are_refused(engine: Any) -> None:
         safe = cache(own, issued, on_mismatch="full")
         _, record = safe(contexts(2), noise=own.draw_noise(2))
         assert safe.certificate is None and record.fallbacks == 2
+
+
+@engines
+def test_code_that_runs_only_where_the_host_knows_the_timestep_is_refused(engine: Any) -> None:
+    issued = certify(planner(engine=engine))
+    network = Small()
+
+    def edited(hidden: Tensor) -> Tensor:
+        return (1.0 if known_timestep() is None else 1.5) * Small._layers(network, hidden)
+
+    network._layers = edited  # type: ignore[method-assign]
+    with pytest.raises(CertificateError, match="network: its answers"):
+        cache(planner(network, engine), issued)
+
+
+def test_code_that_runs_only_where_the_host_does_not_know_it_is_refused_on_an_engine() -> None:
+    issued = certify(planner(engine="compile"))
+    network = Small()
+
+    def edited(hidden: Tensor) -> Tensor:
+        return (1.5 if known_timestep() is None else 1.0) * Small._layers(network, hidden)
+
+    network._layers = edited  # type: ignore[method-assign]
+    with pytest.raises(CertificateError, match="network: its answers"):
+        cache(planner(network, "compile"), issued)
 
 
 def hooked(network: Small) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from certify_cases import FAMILY, SHORT_FAMILY, Interrupting, certificate, contexts, drive, planner
 from muninn.certify.certificate import Certificate
+from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
 from muninn.certify.units import Episodes
 from muninn.errors import CalibrationError
@@ -94,6 +95,35 @@ def test_ctrl_c_inside_the_metric_ends_with_the_same_file(tmp_path: Path) -> Non
     left[0] = 0
     issued = certificate(resume=tmp_path / "j", **arguments)
     assert issued.save(tmp_path / "resumed").read_bytes() == expected
+
+
+def test_tuning_episodes_that_go_otherwise_when_they_are_resumed_are_tuned_on_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = [0]
+
+    def world(plan: Any, seed: int) -> None:
+        for step in range(2 + more[0]):
+            plan(contexts(1, seed + step))
+
+    world.muninn_identity = "two calls, or more"  # type: ignore[attr-defined]
+    arguments = {
+        "calls": Episodes(world, 40), "family": None, "risk": 0.2, "tolerance": 0.4,
+        "planner": mixture_planner("ddim", steps=12),
+    }  # fmt: skip
+    put_all = Journal.put_all
+
+    def interrupting(journal: Journal, pieces: dict[str, Any]) -> None:
+        if "family" in pieces:
+            raise KeyboardInterrupt
+        put_all(journal, pieces)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "put_all", interrupting)
+        certificate(resume=tmp_path / "j", **arguments)
+    more[0] = 1
+    plain = certificate(**arguments)
+    assert certificate(resume=tmp_path / "j", **arguments).family == plain.family
 
 
 def test_a_family_chosen_by_time_is_kept_when_resumed(

@@ -25,6 +25,7 @@ from muninn.certify.outcomes import Outcomes, OutcomeUnits
 from muninn.certify.scan import Measuring
 from muninn.engines.runtime import log_once
 from muninn.errors import CalibrationError, InputError
+from muninn.identity.rows import DIGITS
 from muninn.monitor.outcomes import OutcomeMonitor
 from muninn.parallel import Map, Processes
 from muninn.programs.plan import Family, Program
@@ -154,6 +155,7 @@ def test_a_family_is_found_by_deviation_and_bounded_by_tuning_episodes(tuned: Ce
     assert spent[0] == STEPS and spent == sorted(spent, reverse=True) and len(set(spent)) > 3
     assert tuned.member > 0 and tuned.program.most_evaluations(STEPS) <= 6
     assert tuned.family.search is not None and tuned.family.search["evaluations"] in spent
+    assert len(tuned.family.tuned_on) >= 20 * DIGITS  # a call of every tuning episode, at least
 
 
 def test_one_journal_holds_calls_and_episodes_of_a_program() -> None:
@@ -218,6 +220,25 @@ def test_an_interrupted_calibration_loses_no_finished_episode(
             continue
     assert figures(found) == figures(plain)
     assert run.ran <= total + 2 * 5 + 2  # a lockstep that was under way, and an example, each time
+
+
+@pytest.mark.parametrize("last", ["episodes/tune/", "fit/"])
+def test_tuning_that_was_interrupted_finds_the_same_family(
+    last: str, tmp_path: Path, tuned: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common: dict[str, Any] = {"family": None, "promise": "mean", "margin": 0.1}
+    put_all, left = Journal.put_all, [3]
+
+    def interrupted(journal: Journal, pieces: dict[str, Any]) -> None:
+        put_all(journal, pieces)
+        left[0] -= any(key.startswith(last) for key in pieces)
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Journal, "put_all", interrupted)
+        certified(**common, resume=tmp_path / "journal")
+    assert figures(certified(**common, resume=tmp_path / "journal")) == figures(tuned)
 
 
 def test_more_episodes_extend_a_mean_but_not_a_count(tmp_path: Path) -> None:

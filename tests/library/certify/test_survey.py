@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import muninn
-from certify_cases import contexts
+from certify_cases import contexts, drive
 from muninn.certify.calibrate import split_units
 from muninn.certify.expected import LIKELY, allowance, certifiable
 from muninn.certify.frontier import Frontier
@@ -50,6 +50,31 @@ def test_only_the_calls_that_calibrate_would_tune_on_are_looked_at() -> None:
     survey(replace(planner, denoiser=spied), given, seed=3, progress=False)
     tune = split_units(CALLS, 0.05, None, tune=True, seed=3)["tune"]
     assert seen == {tuple(given[call].flatten().tolist()) for call in tune}
+
+
+def test_of_recorded_episodes_those_that_would_certify_are_not_looked_at() -> None:
+    planner, given = mixture_planner("ddim", steps=6), contexts(480)
+    episode_of = [call // 4 for call in range(480)]
+    number = {tuple(row.flatten().tolist()): call for call, row in enumerate(given)}
+    met = set[int]()
+
+    def spied(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        met.update(episode_of[number[tuple(row.flatten().tolist())]] for row in context)
+        return planner.denoiser(x, timestep, context)
+
+    spy = replace(planner, denoiser=spied)
+    found = survey(spy, given, seed=3, episode_of=episode_of, progress=False)
+    tune = split_units(120, 0.05, None, tune=True, seed=3)["tune"]
+    assert met == set(tune) and found.calls == 64  # of 30 episodes, four calls each
+    assert all(row.certifiable is None for row in found.rows)
+    assert "of episodes is not estimated" in found.advice() and "Certified" not in found.heading()
+
+
+def test_of_episodes_what_is_certified_is_not_estimated_from_single_calls() -> None:
+    planner = mixture_planner("ddim", steps=6)
+    found = survey(planner, muninn.Episodes(drive, 120), progress=False)
+    assert found.calls <= 64 and {row.certifiable for row in found.rows} == {None}
+    assert "the worst call counts" in found.advice() and "Certified" not in found.markdown()
 
 
 def test_every_method_has_its_rows_and_muninn_is_no_worse(found: Survey) -> None:
@@ -122,6 +147,15 @@ def test_a_calibration_accepts_what_is_probable_as_often_as_is_said() -> None:
         if certifiable(tuning, np.ones(64), 400, 0.05, 0.95) == 0.0:
             accepted.append(generator.binomial(certify, share) <= allowed)
     assert len(accepted) > 500 and np.mean(accepted) > LIKELY
+
+
+def test_a_confidence_that_is_none_is_told_before_anything_runs() -> None:
+    def never(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        raise AssertionError
+
+    planner = replace(mixture_planner("ddim", steps=6), denoiser=never)
+    with pytest.raises(InputError, match=r"confidence must lie strictly between 0 and 1.*got 1\.5"):
+        survey(planner, contexts(CALLS), confidence=1.5, progress=False)
 
 
 def test_too_few_calls_certify_nothing() -> None:

@@ -62,6 +62,45 @@ def test_one_pose_that_is_always_the_same_hides_nothing() -> None:
     assert met_again(row_marks(rows), fresh) == 0
 
 
+@pytest.mark.parametrize("count", [104, 130, 172, 400])
+def test_whole_numbers_that_never_recur_are_known_again_among_few_calls(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    images = torch.randint(256, (2 * count, 3, 6, 6), generator=generator, dtype=torch.uint8)
+    tuned = images[: max(16, round(0.25 * count))]
+    assert met_again(row_marks(tuned), images[:count]) == len(tuned)
+    assert met_again(row_marks(tuned), images[count:]) == 0
+
+
+@pytest.mark.parametrize("times", [2, 4])
+def test_contexts_that_were_tuned_on_with_several_noises_are_known_again(times: int) -> None:
+    rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(times))
+    marks = row_marks(rows[:100].repeat_interleave(times, dim=0))
+    assert met_again(marks, rows[:100]) == 100
+    assert met_again(marks, rows) == 100
+    assert met_again(marks, rows[100:]) == 0
+    assert met_again(marks, rows[100:].repeat_interleave(times, dim=0)) == 0
+
+
+def test_a_few_rows_are_no_evidence() -> None:
+    for earlier in range(1, 4):
+        for now in range(1, 4):
+            assert met_again(row_marks(torch.arange(earlier)), torch.arange(now)) == 0
+
+
+def test_a_zero_has_one_mark() -> None:
+    rows = torch.tensor([[0.0, 0.5], [0.1, 0.2]])
+    assert row_marks(rows) == row_marks(torch.where(rows == 0.0, -0.0, rows))
+
+
+def test_a_common_pose_that_was_met_once_before_is_no_evidence() -> None:
+    rows = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    pose, marks = rows[0].clone(), row_marks(rows[:100])
+    rows[[150, 200, 300]] = pose
+    assert met_again(marks, rows[100:]) == 0
+    rows[[150, 200]] = torch.randn(2, 3)
+    assert met_again(marks, rows[100:]) == 1
+
+
 def test_a_family_is_not_certified_on_the_calls_it_was_tuned_on() -> None:
     calls = contexts(40, 5)
     family = muninn.tune(planner(), calls, tolerance=TOLERANCE, progress=False)
@@ -98,6 +137,12 @@ def test_episodes_that_tuned_a_family_do_not_certify_it() -> None:
         certificate(calls=episodes, family=first.family, risk=0.2, tolerance=0.4)
     again = certificate(calls=episodes, family=first.family, risk=0.2, tolerance=0.4, seed=1)
     assert again.family == first.family
+    with pytest.raises(
+        InputError, match=r"\d+ of these episodes chose .* family: seed 0 is theirs"
+    ):
+        muninn.evaluate(planner(), again, muninn.Episodes(drive, 30), seed=0, progress=False)
+    judged = muninn.evaluate(planner(), again, muninn.Episodes(drive, 30), seed=2, progress=False)
+    assert judged.units == 30
 
 
 def test_families_of_older_files_have_no_marks() -> None:

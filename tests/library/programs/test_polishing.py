@@ -136,6 +136,23 @@ def test_a_call_that_is_not_finite_and_one_on_another_route_are_left_out() -> No
     assert error(planner, table) < 0.05 * error(planner, worse)
 
 
+@pytest.mark.parametrize("finite", [0, 5])
+def test_a_table_whose_results_are_hardly_ever_finite_stays_as_it_is(finite: int) -> None:
+    planner = gaussian()
+    table, _ = fitter(planner)(based(planner, 3))
+
+    def failing(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        return torch.where(
+            context[:, :, None] < finite, planner.denoiser(x, timestep, None), torch.nan
+        )
+
+    context = torch.arange(CALLS, dtype=torch.float32)[:, None]
+    own = fitter(planner)
+    own = replace(own, planner=replace(planner, denoiser=failing), context=context)
+    same, reached = polished(own, table)
+    assert same == table and len(reached) == CALLS
+
+
 @pytest.mark.parametrize("fit", [CALLS, 8])
 def test_without_judges_or_with_few_calls_it_is_harmless(fit: int) -> None:
     planner = mixture_planner(DDIM, SHAPE)
