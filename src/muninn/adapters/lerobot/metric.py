@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,26 +40,44 @@ def executed_actions(
     last = first + config.n_action_steps
     groups = {tuple(range(size)): 1.0} if limits is None else _groups(limits, size)
 
-    def physical(plans: Tensor) -> Tensor:
-        actions = plans[:, first:last, :size]
-        if getattr(config, "adapt_to_pi_aloha", False):
-            actions = policy._pi_aloha_encode_actions(actions.clone())  # it writes in place
-        return postprocessor(actions.reshape(-1, size)).reshape(actions.shape)
-
-    def deviation(full: Tensor, cached: Tensor) -> Tensor:
-        difference = physical(full) - physical(cached)
-        shares = [
-            torch.linalg.vector_norm(difference[:, :, list(channels)], dim=2) / limit
-            for channels, limit in groups.items()
-        ]
-        return torch.stack(shares).amax(dim=(0, 2))
+    executed = _Executed(policy, postprocessor, slice(first, last), size)
+    deviation = partial(_largest_share, executed, groups)
 
     shown = [f"{'+'.join(map(str, group))}={limit:g}" for group, limit in groups.items()]
     if not isinstance(limits, Mapping):
         shown = [f"{limit:g}" for limit in groups.values()]
     within = "" if limits is None else f":within:{','.join(shown)}"
-    deviation.__qualname__ = f"executed_actions:{first}-{last - 1}{within}"  # in certificates
+    # In certificates.
+    deviation.__qualname__ = f"executed_actions:{first}-{last - 1}{within}"  # type: ignore[attr-defined]
     return deviation
+
+
+@dataclass(frozen=True)
+class _Executed:
+    """The actions of plans that the robot executes, (batch, steps, channels), as it gets them."""
+
+    policy: Any
+    postprocessor: Callable[[Tensor], Tensor]
+    steps: slice
+    size: int
+
+    def __call__(self, plans: Tensor) -> Tensor:
+        actions = plans[:, self.steps, : self.size]
+        if getattr(self.policy.config, "adapt_to_pi_aloha", False):
+            actions = self.policy._pi_aloha_encode_actions(actions.clone())  # it writes in place
+        return self.postprocessor(actions.reshape(-1, self.size)).reshape(actions.shape)
+
+
+def _largest_share(
+    executed: _Executed, groups: Mapping[tuple[int, ...], float], full: Tensor, cached: Tensor
+) -> Tensor:
+    """A function of the module, not of a call: it travels to worker processes."""
+    difference = executed(full) - executed(cached)
+    shares = [
+        torch.linalg.vector_norm(difference[:, :, list(channels)], dim=2) / limit
+        for channels, limit in groups.items()
+    ]
+    return torch.stack(shares).amax(dim=(0, 2))
 
 
 def _groups(limits: Limits, size: int) -> dict[tuple[int, ...], float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 import torch
@@ -36,6 +37,14 @@ def test_a_group_is_a_euclidean_distance() -> None:
     torch.testing.assert_close(without(full, cached), torch.tensor([3.0, 3.0, 0.0, 0.0]))
     assert apart.__qualname__ == "executed_actions:1-8:within:0=1,1=8"
     assert same.__qualname__ == "executed_actions:1-8:within:1,8"
+
+
+def test_it_travels_to_worker_processes() -> None:
+    metric = executed_actions(make_policy(), torch.negative, limits=(1.0, 8.0))
+    there = pickle.loads(pickle.dumps(metric))
+    full, cached = torch.rand(2, 3, 16, 2)
+    assert torch.equal(there(full, cached), metric(full, cached))
+    assert there.__qualname__ == metric.__qualname__  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
