@@ -104,6 +104,7 @@ def calibrate(
     from muninn.certify.describe import print_certificate
     from muninn.certify.outcomes import Outcomes
     from muninn.certify.target import blamed, load, some
+    from muninn.context import batch_size as rows_of
     from muninn.programs.plan import Family
 
     planner, contexts, file = load(target)
@@ -129,7 +130,6 @@ def calibrate(
                 batch_size=batch_size,
                 resume=journal,
                 workers=workers,
-                progress=console.is_terminal,
             )
     except InputError:
         finished = journal.read_text().splitlines()[1:] if journal.exists() else []
@@ -144,9 +144,10 @@ def calibrate(
     certificate.save(out)
     journal.unlink()
     print_certificate(console, certificate, unchecked=False)
+    left = 0 if calls is None or isinstance(contexts, int) else (rows_of(contexts) or 0) - calls
+    judge = f"muninn evaluate {target} {out}{f' --calls {left}' if left > 0 else ''}"
     console.print(
-        f"Next: muninn evaluate {target} {out} judges it by new calls; muninn inspect {out} says "
-        "what no check covers.",
+        f"Next: {judge} judges it by new calls; muninn inspect {out} says what no check covers.",
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
 
@@ -179,7 +180,7 @@ def survey(
         given = some(contexts, calls)
         found = look(
             planner, given, metric=metric, risk=risk, confidence=confidence, seed=seed,
-            workers=workers, progress=console.is_terminal,
+            workers=workers,
         )  # fmt: skip
     console.print(escape(found.markdown()), highlight=False, soft_wrap=True)
     if out is not None:
@@ -205,9 +206,7 @@ def evaluate(
     planner, contexts, file = load(target)
     with blamed(file, contexts):
         fresh = some(contexts, calls, last=True)
-        found = judge(
-            planner, certificate, fresh, seed=seed, workers=workers, progress=console.is_terminal
-        )
+        found = judge(planner, certificate, fresh, seed=seed, workers=workers)
     console.print(escape(_page(found.to_json())), highlight=False, soft_wrap=True)
     if out is not None:
         write_whole(out, json.dumps(found.to_json(), indent=1) + "\n")

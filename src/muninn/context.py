@@ -159,6 +159,10 @@ def unlike(was: dict[str, Any], now: dict[str, Any]) -> str:
     'a row of context is () float32, calibrated was (2,) float32; a single call is context[None]'
     >>> unlike(form(torch.zeros(5, 2)), form(torch.zeros(5, 2, dtype=torch.float64)))
     'a row of context is (2,) float64, calibrated was (2,) float32; convert it: .to(torch.float32)'
+    >>> unlike(form({"a": torch.zeros(5, 2)}), form({"a": torch.zeros(2)})).rpartition("; ")[2]
+    "a single call is context['a'][None]"
+    >>> unlike(form(torch.zeros(5, 2)), form(np.zeros((1, 2), np.float32))).rpartition("; ")[2]
+    'torch.from_numpy makes a tensor of it'
     """
     places = [key for key in sorted(was.keys() | now.keys()) if was.get(key) != now.get(key)]
     pairs: list[tuple[Any, Any]] = [(was.get(place), now.get(place)) for place in places]
@@ -169,10 +173,12 @@ def unlike(was: dict[str, Any], now: dict[str, Any]) -> str:
     advice = "give contexts like those calibrated, or calibrate with these"
     if all(_is_tensor(part) for pair in pairs for part in pair):
         if all(len(here[0]) == len(there[0]) - 1 for there, here in pairs):
-            advice = "a single call is context[None]"
+            advice = f"a single call is {', '.join(f'{place}[None]' for place in places)}"
         elif all(there[0] == here[0] for there, here in pairs):
             dtypes = dict.fromkeys(f".to(torch.{there[1]})" for there, _ in pairs)
             advice = f"convert it: {', '.join(dtypes)}"
+    elif all(_is_tensor(there) and _is_array(here) for there, here in pairs):
+        advice = "torch.from_numpy makes a tensor of it"
     return f"{'; '.join(said[:3])}; {advice}"
 
 
@@ -181,8 +187,15 @@ def _is_tensor(part: Any) -> bool:
     return isinstance(part, list) and len(part) == 2
 
 
+def _is_array(part: Any) -> bool:
+    """Whether an entry of a form is of a numpy array."""
+    return isinstance(part, list) and len(part) == 3
+
+
 def _said(part: Any) -> str:
     """An entry of a form in words."""
+    if _is_array(part):
+        return f"a numpy array {tuple(part[0])} {part[1]}"
     if _is_tensor(part):
         return f"{tuple(part[0])} {part[1]}"
     return "missing" if part is None else str(part)

@@ -1,4 +1,4 @@
-"""Progress bars for everything long; silent where there is nobody to look."""
+"""Progress of everything long, on standard error: what a command prints can be kept apart."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ def bars(show: bool) -> Iterator[Task]:
     if not show:
         yield lambda description, total: silent
         return
+    from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, refresh_per_second=4) as progress:
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=4) as progress:
         told = time.monotonic()
 
         def task(description: str, total: int | None) -> Advance:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """What happened in one planning call, row by row.
 
@@ -52,3 +52,7 @@ class Record:
             said += f", deviation bounded by {self.bound.max():.3g}"
         reasons = sorted({reason for reason in self.fallback if reason is not None})
         return said + (f", {self.fallbacks} in full: {'; '.join(reasons)}" if reasons else "")
+
+    def __repr__(self) -> str:
+        """The same line: calls return a plan beside the record, and people print both."""
+        return f"Record({self})"

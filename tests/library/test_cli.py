@@ -229,6 +229,30 @@ def test_an_outcome_is_promised_judged_and_reported_without_a_tolerance(
     assert code == 2 and "promises an outcome" in said
 
 
+def test_the_next_command_that_is_printed_runs(
+    muninn_command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("calibrate", "my_policy.py:policy", "a.muninn", "--tolerance", "50", "--risk", "0.1")
+    code, said = muninn_command(*asked, "--calls", "105")
+    assert code == 0 and "Next: muninn evaluate my_policy.py:policy a.muninn --calls 45 " in said
+    said = " ".join(said.split())  # the tolerance is in no unit of these plans
+    assert "No program deviated by more than" in said and "Is it in the unit of the metric?" in said
+    asked = ("calibrate", "my_policy.py:policy", "b.muninn", "--tolerance", "1e-6", "--risk", "0.1")
+    code, said = muninn_command(*asked)
+    assert code == 0 and "--calls" not in said.partition("Next: ")[2]
+    said = " ".join(said.split())
+    assert "left the tolerance in" in said and "Do not keep the best of several seeds" in said
+
+
+def test_a_network_of_another_file_is_named_with_its_line(muninn_command: Command) -> None:
+    text = POLICY.replace("class Network", "class Other").replace("Network()", "route.Network()")
+    Path("my_policy.py").write_text(text.replace("import torch", "import torch, route", 1))
+    Path("route.py").write_text(POLICY)
+    code, said = muninn_command("calibrate", "my_policy.py:other_size", "out", *SETTINGS)
+    assert code == 2 and "route.py, line 15: RuntimeError: mat1 and mat2 shapes" in said
+    assert not Path("out.journal").exists()
+
+
 def test_a_broken_promise_ends_with_code_1(muninn_command: Command) -> None:
     assert muninn_command("calibrate", "my_policy.py:policy", "a.muninn", *SETTINGS)[0] == 0
     made = muninn.Certificate.load("a.muninn")

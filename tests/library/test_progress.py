@@ -16,7 +16,7 @@ def test_a_log_file_gets_lines_while_the_work_goes_on(
         known(3)
         unknown(2)
         known(4)
-        said = capsys.readouterr().out.splitlines()
+        said = capsys.readouterr().err.splitlines()
     assert [line.strip() for line in said] == [
         "certify: 3 of 10",
         "collect: 2",
@@ -27,11 +27,12 @@ def test_a_log_file_gets_lines_while_the_work_goes_on(
 def test_short_work_says_nothing_before_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.bars(True) as bar:
         bar("certify", 10)(10)
-        assert not capsys.readouterr().out
-    assert "10/10" in capsys.readouterr().out
+        assert not capsys.readouterr().err
+    assert "10/10" in capsys.readouterr().err
 
 
 def test_silent_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
     with progress.bars(False) as bar:
         bar("certify", 10)(10)
-    assert not capsys.readouterr().out
+    said = capsys.readouterr()
+    assert not said.out and not said.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -33,8 +35,8 @@ def print_certificate(console: Console, certificate: Certificate, unchecked: boo
         "calibrated on": f"{counts['certify']} {certificate.unit}s to certify, {counts['bound']} "
         f"for the bound, {counts['tune']} to tune; seed {certificate.seed}, batch "
         f"{certificate.batch_size}",
-        "model": f"{identity['model']['denoiser']}, {identity['model']['parameters']:,} numbers, "
-        f"weights {identity['model']['weights'] or 'not found: cannot be checked'}",
+        "model": f"{identity['model']['denoiser']}, {identity['model']['parameters']:,} parameters "
+        f"and buffers, weights {identity['model']['weights'] or 'not found: cannot be checked'}",
         "guidance": str(identity["model"]["guidance"]),
         "sampler": _sampler(sampler),
         "runs on": f"{identity['device']}, {identity['dtype']}, shape {identity['shape']}, "
@@ -62,10 +64,34 @@ def print_certificate(console: Console, certificate: Certificate, unchecked: boo
             "yes" if row["accepted"] else "no (stopped)",
         )
     console.print(scan)
+    for words in _advice(certificate):
+        console.print(words, highlight=False)
     if unchecked:
         console.print("[bold]Not checked[/] when this certificate is used:")
     for words in certificate.unchecked() if unchecked else ():
         console.print(f"- {words}", markup=False, highlight=False)
+
+
+def _advice(certificate: Certificate) -> Iterator[str]:
+    """What the scan suggests to whoever wants another promise."""
+    if certificate.outcome is not None or not certificate.realised:
+        return
+    counts, last = certificate.counts, certificate.realised[-1]
+    if not last["accepted"]:
+        yield (
+            f"The program after it, with {last['evaluations_mean']:.1f} evaluations, left the "
+            f"tolerance in {last['violations']} of the {last['units']} calls that were looked at. "
+            f"With more calls than these {sum(counts.values())} tuning finds safer programs, and "
+            "more violations may be seen. Do not keep the best of several seeds: that voids the "
+            "promise."
+        )
+    largest = max(row.get("deviation_max", math.inf) for row in certificate.realised)
+    if certificate.tolerance is not None and largest < certificate.tolerance:
+        yield (
+            f"No program deviated by more than {largest:.3g} in any call: a tolerance between that "
+            f"and {certificate.tolerance:g} promises more with the same evaluations. Is it in the "
+            "unit of the metric?"
+        )
 
 
 def _sampler(sampler: dict[str, Any]) -> str:

@@ -129,7 +129,10 @@ def evaluate(
         planner, contexts, deviation, limit, unit, episode_of, seed, made.batch_size, reference
     )
     if met := _met(made, units.rows(range(units.count))):
-        used = "contexts were calibrated or tuned on: only new ones can judge the certificate"
+        used = (
+            "contexts were calibrated or tuned on: only new ones can judge the certificate (the "
+            "command's --calls N takes the last N)"
+        )
         if units.loop == "closed":  # another seed than the certificate's, but its family's
             used = f"episodes chose the certificate's family: seed {seed} is theirs, take another"
         raise InputError(f"{met} of these {used}")

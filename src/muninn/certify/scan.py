@@ -201,4 +201,5 @@ def _summary(
         "fallbacks": sum(math.isnan(value) for each in outcomes for value in each.estimate),
         "deviation_mean": float(deviation.mean()),
         "deviation_p95": float(np.quantile(deviation, 0.95)),
+        "deviation_max": float(deviation.max()),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -69,7 +70,8 @@ def blamed(path: Path, contexts: Context = None) -> Iterator[None]:
     ``contexts`` are those that the file's planner was called with, if it was.
 
     Raises:
-        InputError: names file, line and error. Errors that never passed the file stay as they are.
+        InputError: names file, line and error. Errors that passed neither the file nor another of
+            the user's, such as a network's, stay as they are.
     """
     try:
         yield
@@ -77,9 +79,13 @@ def blamed(path: Path, contexts: Context = None) -> Iterator[None]:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path]
+        lines = [
+            (path.name if Path(frame.filename).resolve() == path else frame.filename, frame.lineno)
+            for frame in frames
+            if _is_own(Path(frame.filename).resolve(), path)
+        ]
         if isinstance(error, SyntaxError) and error.filename == str(path):
-            lines = [error.lineno]
+            lines = [(path.name, error.lineno)]
         if not lines:
             raise
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -89,7 +95,17 @@ def blamed(path: Path, contexts: Context = None) -> Iterator[None]:
         elif rows and any(word in said for word in ("shape", "size", "dimension")):
             told = ", ".join(rows)
             hint = f". Its planner was called with rows of {told}: are they what the network takes?"
-        raise InputError(f"{path.name}, line {lines[-1]}: {said}{hint}") from error
+        name, line = lines[-1]
+        raise InputError(f"{name}, line {line}: {said}{hint}") from error
+
+
+def _is_own(file: Path, path: Path) -> bool:
+    """Whether a file is the user's: ``path``, or one that is of no installed package."""
+    if file == path:
+        return True
+    others = (Path(__file__).parents[1], Path(os.__file__).parent)
+    installed = "site-packages" in file.parts or any(file.is_relative_to(own) for own in others)
+    return file.is_file() and not installed
 
 
 def some(contexts: Context, calls: int | None, *, last: bool = False) -> Context:

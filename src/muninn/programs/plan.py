@@ -101,6 +101,18 @@ class Adaptive(Plan, kind="adaptive"):
         if not math.isfinite(self.emphasis):
             raise InputError(f"emphasis must be finite, got {self.emphasis}")
 
+    def __str__(self) -> str:
+        """In words, for whoever inspects a certificate.
+
+        >>> print(Adaptive(0.00019857, dense=20, cap=60))
+        gate at an estimated error of 0.000199, the first 20 steps evaluated, at most 60 evaluations
+        """
+        said = [f"gate at an estimated error of {self.threshold:.3g}"]
+        said.append(f"the first {self.dense} steps evaluated")
+        most = Adaptive.longest  # that is, no limit
+        said += [f"at most {self.longest} steps apart"] * (self.longest < most)
+        return ", ".join(said + [f"at most {self.cap} evaluations"] * (self.cap < most))
+
     def next(self, step: int, steps: int, used: int, growth: FloatArray, scale: float) -> int:
         if used >= self.cap - 1:
             return steps - 1
