@@ -156,7 +156,8 @@ def run_outcomes(
                     "method": name,
                 }
                 line = _line(scan, contexts, metric, None if name == OURS else name, limit, sizes)
-                lines.append(about | line | {"limit": limit})
+                own = {"limit": limit, "sampler": planner.sampler.name}
+                lines.append(about | line | own)
                 write_csv(path, lines)
     return lines
 

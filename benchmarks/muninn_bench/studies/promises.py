@@ -17,7 +17,7 @@ def draw_promises(distances: Sequence[Line], outcomes: Sequence[Line], path: Pat
 
     ``distances`` are lines of ``frontier/cells.csv``, ``outcomes`` those of ``outcomes/cells.csv``.
     """
-    planners = list(dict.fromkeys((line["task"], line["variant"]) for line in outcomes))
+    planners = list(dict.fromkeys(_planner(line) for line in outcomes))
     columns = min(3, len(planners))
     rows = -(-len(planners) // columns)
     figure, axes = subplots(rows, columns, 1.0 + 3.6 * columns, 3.2 * rows, squeeze=False)
@@ -38,14 +38,14 @@ def draw_promises(distances: Sequence[Line], outcomes: Sequence[Line], path: Pat
         axis.set_yscale("log")
         plain_ticks(axis.yaxis)
         axis.set_xticks(at, labels, rotation=60, ha="right", rotation_mode="anchor", fontsize=8)
-        axis.set_title(", ".join(planner), fontsize=10)
+        axis.set_title(", ".join(planner[:2]), fontsize=10)
         axis.set_ylabel("evaluations of a call")
     outside_legend(figure)
     return save(figure, path)
 
 
-def _planner(line: Line) -> tuple[str, str]:
-    return line["task"], line["variant"]
+def _planner(line: Line) -> tuple[str, str, str]:
+    return line["task"], line["variant"], line["sampler"]
 
 
 def _cells(lines: Sequence[Line], keys: tuple[str, ...]) -> list[tuple[Any, float, float]]:

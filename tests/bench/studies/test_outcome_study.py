@@ -148,7 +148,7 @@ def test_folders_are_merged(folder: Path, tmp_path: Path) -> None:
 
 def test_a_picture_shows_ours_and_the_best_of_the_others(tmp_path: Path) -> None:
     def line(method: str, evaluations: float, **promised: object) -> dict[str, object]:
-        known = {"task": "discs", "variant": "diffuser", "method": method}
+        known = {"task": "discs", "variant": "diffuser", "sampler": "ddim", "method": method}
         return {**known, **promised, "evaluations_mean": evaluations}
 
     spent = {"frontier": 4.5, "fewsteps": 9.0, "unipc": 6.0}

@@ -57,6 +57,13 @@ def test_the_ladder_has_every_small_number_and_no_large_gap(steps: int) -> None:
     assert all(ratio < 1.25 for ratio in ratios), ratios
 
 
+def test_plans_that_travel_to_workers_bring_no_other_states(found: Frontier) -> None:
+    assert len(found.chain.states) > 1
+    plans = found.paired.known.values()
+    assert len(plans) == found.paired.count
+    assert all(plan.untyped_storage().nbytes() == plan.nbytes for plan in plans)
+
+
 def test_kept_counts_half_a_violation_too_many(found: Frontier) -> None:
     def few(violations: int, calls: int) -> bool:
         return found.keeps(np.array([2.0] * violations + [0.5] * (calls - violations)))
