@@ -229,12 +229,12 @@ def test_an_outcome_is_promised_judged_and_reported_without_a_tolerance(
     assert code == 2 and "promises an outcome" in said
 
 
-def test_the_next_command_that_is_printed_runs(
-    muninn_command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_next_command_that_is_printed_runs(muninn_command: Command) -> None:
     asked = ("calibrate", "my_policy.py:policy", "a.muninn", "--tolerance", "50", "--risk", "0.1")
     code, said = muninn_command(*asked, "--calls", "105")
-    assert code == 0 and "Next: muninn evaluate my_policy.py:policy a.muninn --calls 45 " in said
+    judge = ("evaluate", "my_policy.py:policy", "a.muninn", "--calls", "45")
+    assert code == 0 and f"Next: muninn {' '.join(judge)} " in said
+    assert muninn_command(*judge)[0] == 0
     said = " ".join(said.split())  # the tolerance is in no unit of these plans
     assert "No program deviated by more than" in said and "Is it in the unit of the metric?" in said
     asked = ("calibrate", "my_policy.py:policy", "b.muninn", "--tolerance", "1e-6", "--risk", "0.1")

@@ -81,9 +81,8 @@ def _advice(certificate: Certificate) -> Iterator[str]:
         yield (
             f"The program after it, with {last['evaluations_mean']:.1f} evaluations, left the "
             f"tolerance in {last['violations']} of the {last['units']} calls that were looked at. "
-            f"With more calls than these {sum(counts.values())} tuning finds safer programs, and "
-            "more violations may be seen. Do not keep the best of several seeds: that voids the "
-            "promise."
+            f"Calibrating on more than these {sum(counts.values())} calls may certify a cheaper "
+            "program. Do not keep the best of several seeds: that voids the promise."
         )
     largest = max(row.get("deviation_max", math.inf) for row in certificate.realised)
     if certificate.tolerance is not None and largest < certificate.tolerance:

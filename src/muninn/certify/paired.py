@@ -179,10 +179,13 @@ class PairedCalls:
         missing = [call for call in calls if call not in self.known]
         if missing:
             truth, noise = self.reference or self.planner, self.noise(missing)
-            # Rows of their own: a view would be pickled with the whole batch.
-            rows = [row.clone() for row in full_compute(truth, self.contexts(missing), noise)]
-            self.known.update(zip(missing, rows, strict=True))
+            self.remember(missing, full_compute(truth, self.contexts(missing), noise))
         return torch.stack([self.known[call] for call in calls])
+
+    def remember(self, calls: list[int], full: Tensor) -> None:
+        """Keep full trajectories, (len(calls), ...), in rows of their own: a view would be pickled
+        with all that it is a view of, the states of all steps or the whole batch."""
+        self.known.update(zip(calls, (row.clone() for row in full), strict=True))
 
     def forget(self, program: AnyProgram) -> None:
         """Drop what was set up for a program that will not run again."""

@@ -91,9 +91,7 @@ class Published(Scores):
         )
         if paired.reference is None:
             require_finite(chain.states[-1])
-            # Rows of their own: a view would be pickled with the states of all steps.
-            rows = [row.clone() for row in chain.states[-1]]
-            paired.known.update(zip(calls, rows, strict=True))
+            paired.remember(calls, chain.states[-1])
         else:
             chain = replace(chain, states=torch.cat([chain.states[:-1], paired.full(calls)[None]]))
         return chain
