@@ -170,8 +170,8 @@ def _fewest(entries: list[Entry]) -> float:
 def safer_first(entries: list[Entry]) -> list[Entry]:
     """Entries from many evaluations to few, without those that a cheaper one is as safe as.
 
-    The scan stops at the first member that fails: one with more evaluations that exceeds the
-    tolerance on more tuning calls would only end it early.
+    Every member that fails makes the scan stricter: one with more evaluations that exceeds the
+    tolerance on more tuning calls would do nothing else.
     """
 
     def danger(entry: Entry) -> tuple[float, float]:

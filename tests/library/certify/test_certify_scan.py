@@ -58,7 +58,7 @@ def scan(
     made = Scan(
         Measuring(units), family, Journal(), Map(), lambda description, total: lambda steps: None
     )
-    return *made.choose(list(range(units.count)), allowed, check_full, running), units
+    return *made.choose(list(range(units.count)), (allowed,), check_full, running), units
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])

@@ -11,11 +11,12 @@ from scipy import stats
 
 from certify_cases import certificate
 from muninn.certify.certificate import Certificate
-from muninn.certify.risk import order_statistic, scan_members
+from muninn.certify.risk import order_statistic, scan_members, violation_limits
 from muninn.model.schedule import FloatArray
 
 UNITS, RISK, CONFIDENCE, DRAWS = 200, 0.05, 0.95, 4000
 ALLOWED = order_statistic(UNITS, RISK, CONFIDENCE) - 1
+LIMITS = violation_limits(UNITS, RISK, CONFIDENCE)
 TRUE = np.array([0.0, 0.005, 0.01, 0.008, 0.01, 0.012, 0.0501, 0.0501, 0.02, 0.06])
 """Risks of the members: six good ones, then bad ones, a good one among them."""
 
@@ -33,11 +34,11 @@ def violations(dependence: str, generator: np.random.Generator) -> FloatArray:
     return np.asarray(shifted < TRUE)
 
 
-def accepted(excess: FloatArray, running: bool) -> FloatArray:
+def accepted(excess: FloatArray, running: bool, limits: tuple[int, ...] = (ALLOWED,)) -> FloatArray:
     """The last accepted member of each draw, (DRAWS,)."""
     return np.array(
         [
-            scan_members(([c] for c in one.T), UNITS, ALLOWED, running=running).accepted - 1
+            scan_members(([c] for c in one.T), UNITS, limits, running=running).accepted - 1
             for one in 2.0 * excess
         ]
     )
@@ -58,6 +59,31 @@ def test_a_bad_member_is_accepted_no_more_often_than_promised(dependence: str) -
     if dependence == "independent":  # the order makes the test no weaker than its members are
         passing = stats.binom.cdf(ALLOWED, UNITS, TRUE[1 : FIRST_BAD + 1])
         assert abs(reached - passing.prod()) < 3.0 * error
+
+
+@pytest.mark.parametrize("dependence", ["independent", "nested", "apart"])
+def test_stricter_limits_after_a_rejection_cost_no_promise_and_reach_further(
+    dependence: str,
+) -> None:
+    assert len(LIMITS) == 4
+    # Bad members everywhere: each could be accepted once those before it were rejected.
+    true = np.array([0.0, 0.0501, 0.02, 0.0501, 0.0501, 0.01, 0.0501])
+    generator = np.random.default_rng(2)
+    draws = generator.random((DRAWS, UNITS, len(true) if dependence == "independent" else 1))
+    shift = np.cumsum(true) - true if dependence == "apart" else 0.0
+    excess = (draws + shift) % 1.0 < true
+    plain, further = accepted(excess, False), accepted(excess, False, LIMITS)
+    assert (further >= plain).all()
+    wrong = np.mean(true[further] > RISK)
+    delta = 1.0 - CONFIDENCE
+    assert wrong <= delta + 3.0 * np.sqrt(delta / DRAWS)
+    spent = stats.binom.cdf(LIMITS, UNITS, 0.0501).sum()
+    assert wrong <= spent + 3.0 * np.sqrt(spent / DRAWS)
+    if dependence == "independent":
+        # A certificate of a good member, where the plain scan ends with full compute.
+        second = stats.binom.cdf(LIMITS[1], UNITS, true[2])
+        rescued = np.mean((plain == 0) & (further > 0))
+        assert rescued > 0.9 * second
 
 
 def test_unlike_members_go_further_by_their_own_counts_than_by_the_running_maximum() -> None:
