@@ -14,7 +14,7 @@ from muninn.programs.plan import Adaptive, Program
 
 SMALL = 32  # calls for the search of a threshold
 EMPHASES = (-2.0, 0.0)
-SPREAD = (0.03, 0.12, 0.35, 0.7, 1.0, 1.35)
+SPREAD = (0.12, 0.35, 0.7, 1.0, 1.5, 2.2)
 """Thresholds of the members over the largest that keeps the tolerance."""
 
 MARGIN = 1.25
