@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from muninn.errors import InputError
+from muninn.errors import InputError, MuninnError
 
 Context = Any
 
@@ -95,7 +96,7 @@ def batch_size(context: Context) -> int | None:
         if size is not None and tensor.shape[0] != size:
             raise InputError(
                 f"{path} has {tensor.shape[0]} rows but {first} has {size}; "
-                "every tensor of a context needs one row per call"
+                "every tensor of a context needs one row per call (of a single call: tensor[None])"
             )
         size, first = int(tensor.shape[0]), first or path
     if size == 0:
@@ -161,6 +162,8 @@ def unlike(was: dict[str, Any], now: dict[str, Any]) -> str:
     'a row of context is (2,) float64, calibrated was (2,) float32; convert it: .to(torch.float32)'
     >>> unlike(form({"a": torch.zeros(5, 2)}), form({"a": torch.zeros(2)})).rpartition("; ")[2]
     "a single call is context['a'][None]"
+    >>> unlike(form(torch.zeros(5, 2)), form(torch.zeros(2).double())).rpartition("; ")[2]
+    'a single call is context[None].to(torch.float32)'
     >>> unlike(form(torch.zeros(5, 2)), form(np.zeros((1, 2), np.float32))).rpartition("; ")[2]
     'torch.from_numpy makes a tensor of it'
     """
@@ -172,8 +175,12 @@ def unlike(was: dict[str, Any], now: dict[str, Any]) -> str:
     ]
     advice = "give contexts like those calibrated, or calibrate with these"
     if all(_is_tensor(part) for pair in pairs for part in pair):
-        if all(len(here[0]) == len(there[0]) - 1 for there, here in pairs):
-            advice = f"a single call is {', '.join(f'{place}[None]' for place in places)}"
+        if all(there[0] and here[0] == there[0][1:] for there, here in pairs):
+            rows = [
+                f"{place}[None]{'' if there[1] == here[1] else f'.to(torch.{there[1]})'}"
+                for place, (there, here) in zip(places, pairs, strict=True)
+            ]
+            advice = f"a single call is {', '.join(rows)}"
         elif all(there[0] == here[0] for there, here in pairs):
             dtypes = dict.fromkeys(f".to(torch.{there[1]})" for there, _ in pairs)
             advice = f"convert it: {', '.join(dtypes)}"
@@ -239,7 +246,25 @@ def require_rows(context: Context) -> int:
 def require_row_dimension(context: Context, name: str = "the context") -> None:
     """Raise InputError where every tensor has one dimension: its coordinates would be calls."""
     if all(tensor.ndim == 1 for _, tensor in tensors(context)):
+        single = ", ".join(f"{path}[None]" for path, _ in tensors(context))
         raise InputError(
             f"the tensors of {name} have one dimension; the first counts calls: give "
-            "context[None] for one call, or (rows, 1) for calls of one number"
+            f"{single} for one call, or (rows, 1) for calls of one number"
         )
+
+
+@contextmanager
+def rows_explained(context: Context) -> Iterator[None]:
+    """Where a network fails on tensors without a row dimension, raise an InputError that says so.
+
+    A network may take one number a call, (rows,), so that nothing is refused before it fails.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, MuninnError) and next(tensors(context), None) is not None:
+            try:
+                require_row_dimension(context)
+            except InputError as explained:
+                raise explained from error
+        raise

@@ -315,6 +315,8 @@ CALIBRATE = ("calibrate", "my_policy.py:policy", "out")
     [
         (("calibrate", "nowhere.py:policy", "out", *SETTINGS), "nowhere.py: no such file"),
         (("calibrate", "my_policy.py", "out", *SETTINGS), "write my_policy.py:function"),
+        (("evaluate", "a.safetensors", "my_policy.py:policy"),
+         "write my_policy.py:function; a certificate comes after it"),
         (("calibrate", "my_policy.py:polcy", "out", *SETTINGS),
          "no function 'polcy'; it has planner, policy, held_out"),
         (("calibrate", "my_policy.py:broken", "out", *SETTINGS),

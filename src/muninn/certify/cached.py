@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from muninn.certify.certificate import Certificate, differences
-from muninn.context import Context, form, unlike
+from muninn.context import Context, form, rows_explained, unlike
 from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import OnFailure, Runtime, log_once
 from muninn.errors import CertificateError, InputError
 from muninn.identity.arithmetic import arithmetic, switches
 from muninn.identity.snapshot import Places, Snapshot
 from muninn.identity.watch import Watch, in_train_mode
-from muninn.model.planner import Noise, Planner
+from muninn.model.planner import Noise, Planner, require_planner
 from muninn.programs.plan import Program
 from muninn.record import Record
 
@@ -247,7 +247,8 @@ class CachedPlanner:
         log_once(f"running full compute: {reason}")
 
     def _in_full(self, context: Context, noise: Noise, reason: str | None) -> tuple[Tensor, Record]:
-        trajectory, record = self._full.run(context, noise)
+        with rows_explained(context):
+            trajectory, record = self._full.run(context, noise)
         return trajectory, replace(record, fallback=(reason,) * len(trajectory))
 
 
@@ -272,14 +273,17 @@ def cache(
 
     Raises:
         CertificateError: names the fields that differ, with ``on_mismatch="error"``.
-        InputError: what is given is neither a certificate nor a path.
+        InputError: what is given is no planner, or neither a certificate nor a path.
     """
+    order = "muninn.cache(planner, certificate)"
+    require_planner(planner, order)
     if on_mismatch not in ("error", "full"):
         raise InputError(f"on_mismatch is 'error' or 'full', got {on_mismatch!r}")
     if not isinstance(certificate, Certificate | str | PathLike):
         raise InputError(
             "certificate is a Certificate or the path of its file, got "
-            f"{certificate!r:.80}; muninn.calibrate(planner, ...) makes one"
+            f"{type(certificate).__name__}; the order is {order}, and muninn.calibrate(planner, "
+            "...) makes a certificate"
         )
     try:
         if not isinstance(certificate, Certificate):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from muninn.context import Context
 from muninn.engines.choose import runtime_for
 from muninn.errors import CertificateError, InputError
 from muninn.identity.rows import met_again
-from muninn.model.planner import Planner
+from muninn.model.planner import Planner, require_planner
 from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
 
@@ -105,8 +106,14 @@ def evaluate(
             the calibration; an argument does not fit the certificate.
         CertificateError: the certificate was made for another planner, or other contexts.
     """
-    if not isinstance(planner, Planner):
-        raise InputError(f"planner is a muninn.Planner, got {type(planner).__name__}")
+    order = "muninn.evaluate(planner, certificate, contexts)"
+    require_planner(planner, order)
+    if not isinstance(certificate, Certificate | str | PathLike):
+        kind = type(certificate).__name__
+        raise InputError(
+            f"certificate is a Certificate or the path of its file, got {kind}; "
+            f"the order is {order}"
+        )
     fast = cache(planner, certificate)
     made = fast.certificate
     assert made is not None  # a mismatch is an error

@@ -22,8 +22,7 @@ from muninn.certify.surveyed import COUNTS, RIVALS, Row, Survey
 from muninn.certify.units import Episodes, UnitName, Units, units_of
 from muninn.context import Context
 from muninn.engines.choose import runtime_for
-from muninn.errors import InputError
-from muninn.model.planner import Planner
+from muninn.model.planner import Planner, require_planner
 from muninn.parallel import Workers, workers_of
 from muninn.programs.plan import AnyProgram
 from muninn.programs.spacing import sampler_states
@@ -74,8 +73,7 @@ def survey(
         InputError: an argument does not fit.
         CalibrationError: too few calls for the risk; says how many are needed.
     """
-    if not isinstance(planner, Planner):
-        raise InputError(f"planner is a muninn.Planner, got {type(planner).__name__}")
+    require_planner(planner, "muninn.survey(planner, contexts)")
     name, deviation = resolve(metric)
     seed, batch = whole("seed", seed), whole("batch_size", batch_size, at_least=1)
     kind: UnitName = "call" if episode_of is None else "episode"

@@ -31,7 +31,10 @@ def load(target: str) -> tuple[Planner, Context | Episodes | Outcomes | int, Pat
     """
     file, _, name = target.rpartition(":")
     if not (file.endswith(".py") and name.isidentifier()):
-        raise InputError(f"{target!r} names no function of a file; write my_policy.py:function")
+        order = "; a certificate comes after it" if Path(target).suffix not in (".py", "") else ""
+        raise InputError(
+            f"{target!r} names no function of a file; write my_policy.py:function{order}"
+        )
     path = Path(file).resolve()
     if not path.is_file():
         raise InputError(f"{path}: no such file; give the path of a Python file and a function")

@@ -19,7 +19,7 @@ from muninn.certify.second_look import look_members
 from muninn.engines.choose import runtime_for
 from muninn.errors import InputError
 from muninn.identity.rows import row_marks
-from muninn.model.planner import Planner
+from muninn.model.planner import Planner, require_planner
 from muninn.parallel import Map, Workers, workers_of
 from muninn.programs.plan import Family, Program
 from muninn.progress import Task, bars
@@ -67,6 +67,7 @@ def tune(
         workers: who tries programs, as in :func:`muninn.calibrate`; tables are fitted here.
         progress: show a progress bar.
     """
+    require_planner(planner, "muninn.tune(planner, calls)")
     paired = PairedCalls.for_tuning(planner, calls, metric, seed)
     with workers_of(workers, planner.device) as crew, bars(progress) as task:
         return tune_family(

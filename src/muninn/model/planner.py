@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from muninn.context import Context, batch_size, tensors
+from muninn.context import Context, batch_size, rows_explained, tensors
 from muninn.errors import InputError
 from muninn.model.denoiser import Denoiser, at_timestep, check_prediction, fingerprint, own_loop
 from muninn.model.sampler import Sampler
@@ -227,12 +227,13 @@ class Planner:
         ``visit(step, x)`` is shown the state before every evaluation.
 
         Raises:
-            InputError: context, noise and planner do not fit together.
+            InputError: context, noise and planner do not fit together, or the network failed on
+                a context without a row dimension.
             DenoiserError: a prediction has the wrong type, shape or device.
         """
         noise = self.prepare(context, noise, generator)
         x = self.start(noise, context)
-        with own_loop():
+        with own_loop(), rows_explained(context):
             for step in range(len(self.sampler)):
                 if visit is not None:
                     visit(step, x)
@@ -241,3 +242,16 @@ class Planner:
                 prediction = check_prediction(prediction, x, None)
                 x = self.advance(x, prediction, step, noise.at(step, slice(None)), context)
         return x
+
+
+def require_planner(given: object, call: str) -> None:
+    """Raise InputError where a verb is given something else than a planner; says the order.
+
+    >>> require_planner("policy.safetensors", "muninn.cache(planner, certificate)")
+    Traceback (most recent call last):
+    muninn.errors.InputError: planner is a muninn.Planner, got str; the order is
+    muninn.cache(planner, certificate)
+    """
+    if not isinstance(given, Planner):
+        kind = type(given).__name__
+        raise InputError(f"planner is a muninn.Planner, got {kind}; the order is {call}")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import muninn
 import muninn.engines.runtime
 from certify_cases import CHANGES, FAMILY, STEPS, Interrupting, certificate, contexts, planner
 from muninn.certify.cached import CachedPlanner, cache
@@ -225,7 +226,7 @@ def test_unknown_choices_are_refused(issued: Certificate) -> None:
 @pytest.mark.parametrize("given", [None, 3, b"c.safetensors", {"member": 1}])
 @pytest.mark.parametrize("on_mismatch", ["error", "full"])
 def test_what_is_no_certificate_is_refused(given: Any, on_mismatch: Any) -> None:
-    words = f"a Certificate or the path of its file, got {given!r}; muninn.calibrate"
+    words = f"a Certificate or the path of its file, got {type(given).__name__}; the order is"
     with pytest.raises(InputError, match=re.escape(words)):
         cache(planner(), given, on_mismatch=on_mismatch)
 
@@ -273,3 +274,40 @@ def test_a_planner_is_not_changed_by_caching_it(issued: Certificate) -> None:
     cache(own, issued)(contexts(2), generator=generator())
     assert own.identity() == before
     assert FAMILY.member(issued.member) == issued.program != Program.full("sample")
+
+
+def test_swapped_arguments_are_told_the_order_and_no_numbers(issued: Certificate) -> None:
+    swapped: Any = muninn
+    calls = contexts(60)
+    wanted = {
+        "muninn.cache(planner, certificate)": lambda: swapped.cache(issued, planner()),
+        "muninn.evaluate(planner, certificate, contexts)": lambda: swapped.evaluate(
+            issued, planner(), calls
+        ),
+        "muninn.survey(planner, contexts)": lambda: swapped.survey(calls, planner()),
+        "muninn.tune(planner, calls)": lambda: swapped.tune(calls, planner(), tolerance=0.1),
+    }
+    for order, call in wanted.items():
+        with pytest.raises(InputError, match=r"planner is a muninn\.Planner, got") as told:
+            call()
+        assert str(told.value).endswith(f"the order is {order}")
+    for call in (
+        lambda: swapped.cache(planner(), calls),
+        lambda: swapped.evaluate(planner(), calls, issued),
+    ):
+        with pytest.raises(InputError, match="path of its file, got Tensor; the order is") as told:
+            call()
+        assert "tensor(" not in str(told.value)
+
+
+def test_a_call_without_its_row_is_told_so_where_full_compute_was_wished(
+    issued: Certificate,
+) -> None:
+    def wants_rows(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        return x * context[:, :1, None]
+
+    fast = CachedPlanner(replace(planner(), denoiser=wants_rows), None)
+    with pytest.raises(InputError, match=re.escape("give context[None] for one call")):
+        fast(contexts(1)[0])
+    with pytest.raises(CertificateError, match=re.escape("context[None].to(torch.float32)")):
+        cache(planner(), issued)(contexts(1)[0].double())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -270,3 +271,28 @@ def test_a_scheduler_and_a_plain_tensor_are_not_taken_for_sampler_and_noise() ->
     noise: Any = torch.zeros(1, 4, 2)
     with pytest.raises(InputError, match=r"planner\.draw_noise\(batch\); got Tensor"):
         plain.sample(noise=noise)
+
+
+def first_of_each(x: Tensor, timestep: Tensor, context: Any) -> Tensor:
+    goal = context["obs"] if isinstance(context, dict) else context
+    return x * goal[:, :1, None]
+
+
+@pytest.mark.parametrize(
+    ("context", "place"),
+    [(torch.zeros(2), "context[None]"), ({"obs": torch.zeros(2)}, "context['obs'][None]")],
+)
+def test_a_single_call_without_its_row_is_told_how_to_get_one(context: Any, place: str) -> None:
+    planner = Planner(first_of_each, ddim(SCHEDULE, 4, kind="sample"), SHAPE)
+    with pytest.raises(InputError, match=re.escape(f"the first counts calls: give {place} for")):
+        planner.sample(context)
+
+
+def test_one_number_a_call_is_a_context_and_other_errors_stay_as_they_are() -> None:
+    def scaled(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        return x * context[:, None, None]
+
+    sampler = ddim(SCHEDULE, 4, kind="sample")
+    assert Planner(scaled, sampler, SHAPE).sample(torch.ones(3)).shape == (3, *SHAPE)
+    with pytest.raises(TypeError):
+        Planner(first_of_each, sampler, SHAPE).sample({"obs": None})
