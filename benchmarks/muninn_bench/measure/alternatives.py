@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from muninn.certify import alternatives as published
 from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import Tolerance
 from muninn.certify.paired import PairedCalls
@@ -32,10 +33,8 @@ from muninn_bench.measure.protocol import Run
 Sample = Callable[..., Tensor]
 """``sample(context, noise=noise)``: trajectories (batch, horizon, dim)."""
 
-FEWSTEPS, TAYLOR, HEUN = "fewsteps", "taylor", "heun"
-NAMES = (FEWSTEPS, "dpmsolver", "unipc", TAYLOR)
-OF_FLOWS = ("adams", HEUN)
-"""Alternatives of flows only: for a diffusion the solvers above were made from them."""
+FEWSTEPS, TAYLOR, HEUN = published.FEWSTEPS, published.TAYLOR, published.HEUN
+NAMES, OF_FLOWS, available = published.NAMES, published.OF_FLOWS, published.available
 
 
 @dataclass(frozen=True)
@@ -137,13 +136,6 @@ class AlternativeSearch:
             assert isinstance(entry.program, Table)
             found[name] = Alternative(name, entry.program, entry.excess, self._all.paired.count)
         return found
-
-
-def available(planner: Planner) -> tuple[str, ...]:
-    """The alternatives that a planner has; of a stochastic sampler those with its own noise."""
-    groups = {method.group for method in methods(planner.sampler).values()}
-    offered = (*NAMES, *OF_FLOWS) if planner.sampler.flow else NAMES
-    return tuple(name for name in offered if name in groups)
 
 
 def every_order(planner: Planner, names: Sequence[str] | None = None) -> list[Alternative]:

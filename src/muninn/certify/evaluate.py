@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from muninn.certify.alternatives import FULL, Alternative, calls_to_tune_on, measured, tuned
 from muninn.certify.cached import cache
 from muninn.certify.calibrate import whole
 from muninn.certify.certificate import Certificate, differences
@@ -27,6 +29,7 @@ from muninn.errors import CertificateError, InputError
 from muninn.identity.rows import met_again
 from muninn.model.planner import Planner, require_planner
 from muninn.parallel import Workers, workers_of
+from muninn.programs.plan import AnyProgram
 from muninn.progress import bars
 
 LEVEL = 0.05
@@ -54,6 +57,9 @@ class Evaluation:
     turns. Times include the check that the network matches its certificate."""
     coverage: float  # share of units within the per-call bound; 1 - risk was promised on average
     seed: int  # of the noise
+    alternatives: list[Alternative] = field(default_factory=list)
+    """Full compute, and published methods with as many evaluations; empty without ``compare``."""
+    compared_on: int = 0  # calls that the published methods were tuned on
 
     @property
     def kept(self) -> bool:
@@ -84,6 +90,7 @@ def evaluate(
     tolerance: Tolerance | None = None,
     reference: Planner | None = None,
     episode_of: Sequence[int] | None = None,
+    compare: Context | int | None = None,
     seed: int | None = None,
     workers: Workers = None,
     progress: bool = True,
@@ -97,6 +104,9 @@ def evaluate(
             Where an outcome was promised: :class:`muninn.Outcomes` with as many episodes as wanted.
         metric, tolerance: where they are functions: a certificate keeps their names only.
         reference, episode_of: what calibration was given.
+        compare: calls on which published methods are tuned, to be run beside the certified program
+            on the calls that judge; those of the calibration may be among them, none that judges
+            (:attr:`Evaluation.alternatives`).
         seed: of the noise; by default one more than that of the calibration.
         workers: who runs calls and episodes, as in :func:`muninn.calibrate`.
         progress: show a progress bar.
@@ -122,6 +132,11 @@ def evaluate(
         wanted = "an outcome: give muninn.Outcomes" if made.outcome else "a deviation: give calls"
         raise InputError(f"this certificate promises {wanted}")
     if isinstance(contexts, Outcomes):
+        if compare is not None:
+            raise InputError(
+                "a comparison needs a certificate of calls: an outcome is judged by episodes that "
+                "every method would drive itself. Leave compare out"
+            )
         if seed == made.seed:
             raise InputError(f"seed {seed} is that of the calibration; take another")
         return evaluate_outcomes(planner, made, contexts, seed, workers, progress)
@@ -149,18 +164,37 @@ def evaluate(
             f"{units.count} {unit}s cannot judge a risk of {made.risk:g}: give at least "
             f"{needed} new ones, fewer do not show it even without a violation"
         )
-    runs = (runtime_for(planner, made.family.member(0)), fast)
-    seconds = median_seconds(runs, *units.examples(TIMED))
-    outcomes: list[Outcome] = []
+    tuning = None
+    if compare is not None:
+        terms = deviation, limit
+        tuning = calls_to_tune_on(planner, made, compare, units, terms, reference)
+    timed = units.examples(TIMED)
     networks = [(planner, made.questions), *([] if reference is None else [(reference, None)])]
     measuring = Measuring(units, networks, [deviation, limit])
     starts = range(0, units.count, units.chunk)
     chunks = [range(at, min(at + units.chunk, units.count)) for at in starts]
+    programs: dict[str, AnyProgram] = {}
     with workers_of(workers, planner.device) as crew, bars(progress) as task:
-        advance = task(f"evaluate {unit}s", units.count)
-        for own, _ in crew.map(measuring, [(made.program, chunk) for chunk in chunks]):
-            outcomes += own
-            advance(len(own))
+
+        def run(program: AnyProgram, title: str) -> list[Outcome]:
+            advance, outcomes = task(title, units.count), list[Outcome]()
+            for own, _ in crew.map(measuring, [(program, chunk) for chunk in chunks]):
+                outcomes += own
+                advance(len(own))
+            return outcomes
+
+        outcomes = run(made.program, f"evaluate {unit}s")
+        evaluations = float(np.concatenate([each.evaluations for each in outcomes]).mean())
+        if tuning is not None:
+            many = max(2, math.ceil(evaluations - 1e-9))  # so that alternatives get no fewer
+            programs[FULL] = made.family.member(0)
+            programs |= tuned(tuning, made, limit, many, crew, task)
+        others = {name: run(program, f"compare {name}") for name, program in programs.items()}
+    rivals = [runtime_for(planner, program) for name, program in programs.items() if name != FULL]
+    full_plan = runtime_for(planner, made.family.member(0))
+    runs: list[Callable[..., object]] = [full_plan, fast, *rivals]
+    full, certified, *rest = median_seconds(runs, *timed)
+    spent = zip(programs.items(), [full, *rest], strict=False)
     violations = sum(outcome.excess > 1.0 for outcome in outcomes)
     deviations = np.concatenate([outcome.deviation for outcome in outcomes])
     bound = made.bound
@@ -179,11 +213,16 @@ def evaluate(
             name: float(np.quantile(deviations, share))
             for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items()
         },
-        evaluations=float(np.concatenate([each.evaluations for each in outcomes]).mean()),
+        evaluations=evaluations,
         steps=made.identity["sampler"]["steps"],
-        seconds=dict(zip(("full", "certified"), seconds, strict=True)),
+        seconds={"full": full, "certified": certified},
         coverage=float(np.mean(covered)),
         seed=seed,
+        alternatives=[
+            measured(name, program, len(planner.sampler), others[name], seconds)
+            for (name, program), seconds in spent
+        ],
+        compared_on=0 if tuning is None else tuning.count,
     )
 
 

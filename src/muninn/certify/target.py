@@ -129,3 +129,25 @@ def some(contexts: Context, calls: int | None, *, last: bool = False) -> Context
     if not 0 < calls <= rows:
         raise InputError(f"--calls {calls}: the function returned {rows} contexts")
     return select(contexts, slice(rows - calls, rows) if last else slice(calls))
+
+
+def apart(contexts: Context, calls: int | None) -> tuple[Context, Context]:
+    """The last calls of what a function returned, which judge, and those before them.
+
+    Of an iterator those after them; where calls have no context, as many again: their noise is new.
+
+    Raises:
+        InputError: there is no other call.
+    """
+    if isinstance(contexts, Iterator):
+        return some(contexts, calls), some(contexts, calls)
+    judge = some(contexts, calls, last=True)
+    if isinstance(contexts, Episodes | Outcomes | int | None):
+        return judge, judge
+    rows, judging = require_rows(contexts), require_rows(judge)
+    if rows == judging:
+        raise InputError(
+            f"--compare tunes other methods on contexts that do not judge, but all {rows} judge: "
+            "say --calls N with fewer"
+        )
+    return judge, select(contexts, slice(rows - judging))
