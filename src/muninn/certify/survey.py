@@ -13,16 +13,31 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from muninn.certify.calibrate import split_units, whole
-from muninn.certify.expected import allowance, below, certifiable
+from muninn.certify.calibrate import number, split_units, whole
+from muninn.certify.expected import (
+    allowance,
+    below,
+    certifiable,
+    hangs_on_one_call,
+    likelihood,
+    strayed,
+)
 from muninn.certify.frontier import Frontier, ladder
-from muninn.certify.metrics import Judge, Metric, measure, one_each, resolve
+from muninn.certify.metrics import (
+    Judge,
+    Metric,
+    measure,
+    one_each,
+    require_tolerance,
+    resolve,
+)
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.surveyed import COUNTS, RIVALS, Row, Survey
 from muninn.certify.units import Episodes, UnitName, Units, units_of
 from muninn.context import Context
 from muninn.engines.choose import runtime_for
 from muninn.model.planner import Planner, require_planner
+from muninn.model.schedule import FloatArray
 from muninn.parallel import Workers, workers_of
 from muninn.programs.plan import AnyProgram
 from muninn.programs.spacing import sampler_states
@@ -34,6 +49,10 @@ CALLS = 64
 SHARE = 0.05
 """Of calls that a deviation leaves out: deviations are those that 95% of the calls stay below."""
 
+FAR_APART = 0.9
+"""Quantile of the distance between two noises: where there are two ways, half of the noises take
+the same one."""
+
 FEW = 8
 """Calls that show rounding."""
 
@@ -43,6 +62,7 @@ def survey(
     contexts: Context | Episodes | int,
     *,
     metric: str | Metric = "rms_step",
+    tolerance: float | None = None,
     check: Judge | None = None,
     risk: float = 0.05,
     confidence: float | None = 0.95,
@@ -62,6 +82,8 @@ def survey(
             and seed fix the calls that tuning may see, and only those are looked at; a family that
             is given to calibrating leaves none for tuning, and needs other calls. The metric may
             name its unit in an attribute ``unit``.
+        tolerance: the share of calls beyond it is shown instead of deviations, and how probably it
+            is certified; in the unit of the metric.
         episode_of: episode number of each call, if calibrating will be given it: whole episodes are
             for tuning then. What will be certified of episodes is not estimated.
         check: ``check(plan, context) -> (batch,)``, whether plans are good, as in
@@ -75,6 +97,8 @@ def survey(
     """
     require_planner(planner, "muninn.survey(planner, contexts)")
     name, deviation = resolve(metric)
+    if tolerance is not None:
+        tolerance = require_tolerance(number("tolerance", tolerance))
     seed, batch = whole("seed", seed), whole("batch_size", batch_size, at_least=1)
     kind: UnitName = "call" if episode_of is None else "episode"
     units = units_of(planner, contexts, deviation, 1.0, kind, episode_of, seed, batch, None)
@@ -92,20 +116,39 @@ def survey(
             for rival in RIVALS
             if any(method.group == rival for method in frontier.methods.values())
         }
+        apart = _apart(frontier)
+        far = float(np.quantile(apart, FAR_APART))
         for method, way in ways.items():
             for count in sorted(counts, key=lambda count: abs(math.log(count / 8))):
                 best = way.best(count, move=False)
                 passed = None if check is None else _passed(paired, best.program, check)
                 found, counted = way.excess_of(best), way.counted
-                likely = certifiable(found, counted, given, risk, confidence)
-                within = below(found, counted, SHARE)
-                rows.append(Row(method, count, within, str(best.program), passed, likely))
+                terms = given, risk, confidence
+                beyond = likely = None
+                if tolerance is not None:
+                    beyond = float(counted @ (found > tolerance)) / len(found)
+                    likely = float(likelihood(found, counted, np.array([tolerance]), *terms)[0])
+                rows.append(
+                    Row(
+                        method,
+                        count,
+                        below(found, counted, SHARE),
+                        str(best.program),
+                        passed,
+                        certifiable(found, counted, *terms),
+                        beyond=beyond,
+                        likely=likely if allowed[1] >= 0 else None,
+                        one_call=hangs_on_one_call(found, counted, *terms),
+                        median=float(np.median(found)),
+                        strayed=strayed(found, counted, far),
+                    )
+                )
         passed = None if check is None else _passed(paired, None, check)
-        marks, unit = _marks(frontier), str(getattr(deviation, "unit", ""))
+        marks, unit = _marks(frontier, apart), str(getattr(deviation, "unit", ""))
     rows.sort(key=lambda row: (list(ways).index(row.method), row.evaluations))
     return Survey(
         name, len(planner.sampler), paired.count, rows, *marks, unit, passed,
-        given, *allowed,
+        given, *allowed, tolerance,
     )  # fmt: skip
 
 
@@ -133,7 +176,15 @@ def _passed(paired: PairedCalls, program: AnyProgram | None, check: Judge) -> fl
     return float(one_each("check", check(plans, paired.context), len(calls)).mean())
 
 
-def _marks(frontier: Frontier) -> tuple[float, float | None, float]:
+def _apart(frontier: Frontier) -> FloatArray:
+    """How far the plans of two noises are apart, in some calls."""
+    paired: PairedCalls = frontier.paired
+    calls = list(range(min(4 * FEW, paired.count)))
+    other = replace(paired, seed=call_seed(paired.seed, 3), known={})
+    return measure(paired.metric, paired.full(calls), other.full(calls), paired.contexts(calls))
+
+
+def _marks(frontier: Frontier, apart: FloatArray) -> tuple[float, float | None, float]:
     """Rounding, the sampler's step-size error, and the spread between two noises."""
     paired: PairedCalls = frontier.paired
     few = list(range(min(FEW, paired.count)))
@@ -146,7 +197,4 @@ def _marks(frontier: Frontier) -> tuple[float, float | None, float]:
             table = frontier.methods[solver].build(sampler, sampler_states(sampler))
             fine = float(np.median(frontier.excess(table, 4 * FEW)[:-1]))
             break
-    calls = list(range(min(4 * FEW, paired.count)))
-    other = replace(paired, seed=call_seed(paired.seed, 3), known={})
-    apart = measure(paired.metric, paired.full(calls), other.full(calls), paired.contexts(calls))
     return rounding, fine, float(np.median(apart))

@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from muninn.certify.alternatives import TITLES
 from muninn.certify.metrics import in_words
 from muninn.errors import InputError
 
 COUNTS = (2, 3, 4, 5, 6, 8, 10, 13, 18, 25)
-TITLES = {"muninn": "Muninn", "fewsteps": "fewer steps", "dpmsolver": "DPM-Solver++"}
 RIVALS = ("fewsteps", "dpmsolver")
 """What a user would pick instead, each on its own."""
 
@@ -27,6 +27,11 @@ class Row:
     program: str
     passed: float | None = None  # share of the plans that pass the user's check
     certifiable: float | None = None  # tolerance that calibrating will probably certify
+    beyond: float | None = None  # share of calls beyond the tolerance that was asked for
+    likely: float | None = None  # probability that calibrating certifies that tolerance
+    one_call: bool = False  # without the worst call, ``certifiable`` would be far smaller
+    median: float = 0.0  # deviation of the typical call
+    strayed: float = 0.0  # share of calls that take another route than full compute
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Survey:
     given: int = 0  # calls that calibrating will be given; 0 for episodes: nothing is estimated
     certify: int = 0  # of them certify,
     allowed: int = -1  # and so many of these may exceed the tolerance; -1: they are too few
+    tolerance: float | None = None  # that was asked for
 
     def fewest(self, tolerance: float, method: str = "muninn") -> int | None:
         """The fewest evaluations with which a method stayed below a tolerance, or None."""
@@ -60,20 +66,12 @@ class Survey:
     def advice(self) -> str:
         """What to make of it, in plain sentences."""
         floor = max(self.step_size or 0.0, self.rounding)
-        said = []
-        for tolerance in (_round_up(4.0 * floor), _round_up(0.05 * self.noise)):
-            ours, theirs = self.fewest(tolerance), self.fewest(tolerance, RIVALS[0])
-            if ours is not None:
-                rival = f"fewer sampler steps {theirs}" if theirs else "fewer sampler steps do not"
-                within = self._size(tolerance)
-                said.append(f"A tolerance of {within} needs about {ours} evaluations ({rival}")
-                said[-1] += ")" if theirs else f" with up to {max(COUNTS)})"
-                if self.allowed >= 0:
-                    certified = self.certified(tolerance)
-                    many = f"more than {max(COUNTS)}" if certified is None else str(certified)
-                    said[-1] += f", and {many} to be certified from {self.given:,} calls"
-                said[-1] += "."
-        said = list(dict.fromkeys(said))
+        if self.tolerance is None:
+            wanted = [_round_up(4.0 * floor), _round_up(0.05 * self.noise)]
+            said = [self._needed(tolerance) for tolerance in wanted if self.fewest(tolerance)]
+        else:
+            said = [self._needed(self.tolerance)]
+        said = [*dict.fromkeys(said), *self._routes()]
         if self.step_size is not None:
             least = self._size(self.step_size, 2)
             said.append(f"Below {least} you would certify your sampler's step size.")
@@ -94,6 +92,44 @@ class Survey:
             )
         return " ".join(said)
 
+    def _needed(self, tolerance: float) -> str:
+        """What a tolerance costs, in a sentence."""
+        ours, theirs = self.fewest(tolerance), self.fewest(tolerance, RIVALS[0])
+        most, within = max(row.evaluations for row in self.rows), self._size(tolerance)
+        if ours is None:
+            said = f"No program with up to {most} evaluations keeps 95% of calls within {within}"
+        else:
+            rival = f"{theirs})" if theirs else f"do not with up to {most})"
+            said = f"A tolerance of {within} needs about {ours} evaluations "
+            said += f"(fewer sampler steps {rival}"
+        if self.allowed >= 0:
+            certified = self.certified(tolerance)
+            many = f"more than {most}" if certified is None else str(certified)
+            said += f", and {many} to be certified from {self.given:,} calls"
+        return f"{said}."
+
+    def _routes(self) -> list[str]:
+        """What it means that some calls take another route than full compute, if some do."""
+        met = [row for row in self.rows if row.strayed > 0.0]
+        own = [row for row in met if row.method == "muninn"]
+        if not met:
+            return []
+        last = max(own or met, key=lambda row: row.evaluations)
+        said = (
+            f"Some calls take another route than full compute: with {last.evaluations} evaluations "
+            f"({TITLES[last.method]}) {last.strayed:.1%} end nearly as far away as with another "
+            f"noise, while half stay below {self._size(last.median, 2)}. So deviations may rise "
+            "with more evaluations"
+        )
+        if own:
+            said += (
+                ", and a few calls decide what is certified. More calls tell more; a larger risk "
+                "allows more of these calls"
+            )
+            if self.tolerance is None:
+                said += "; with --tolerance (tolerance=) you see the share of calls beyond it"
+        return [f"{said}."]
+
     def _size(self, value: float, digits: int = 6) -> str:
         """A deviation with its unit."""
         return f"{value:.{digits}g} {self.unit}".strip()
@@ -106,30 +142,34 @@ class Survey:
         """Headings and rows of text: a row for every number of evaluations."""
         names = list(dict.fromkeys(row.method for row in self.rows))
         counts = sorted({row.evaluations for row in self.rows})
-        at = {
-            (row.method, row.evaluations): f"{row.deviation:.2g}"
-            + ("" if row.passed is None else f" ({row.passed:.0%})")
-            for row in self.rows
-        }
-        rows = [[str(count), *(at.get((name, count), "") for name in names)] for count in counts]
-        sizes = {r.evaluations: r.certifiable for r in self.rows if r.method == "muninn"}
-        for cells, count in zip(rows, counts, strict=True):
-            size = sizes.get(count)
-            cells.append("?" if size is None else f"{size:.2g}")
+        at = {(row.method, row.evaluations): row for row in self.rows}
+        rows = []
+        for count in counts:
+            found = [at.get((name, count)) for name in names]
+            cells = ["" if row is None else _cell(row) for row in found]
+            rows.append([str(count), *cells, _certified(at.get(("muninn", count)))])
         return ["evaluations", *(TITLES[name] for name in names), "certified"], rows
 
     def heading(self) -> str:
         """What the table shows, in a sentence."""
         unit = self.unit or in_words(self.metric)
         checked = "" if self.passed is None else " (and the share of plans that pass your check)"
+        shown = f"Deviation, {unit}, that 95% of {self.calls} calls stay below"
+        if self.tolerance is not None:
+            shown = f"Share of {self.calls} calls that deviate by more than {self.tolerance:g}, "
+            shown += unit
         said = (
-            f"Deviation, {unit}, that 95% of {self.calls} calls stay below{checked}; full compute "
-            f"takes {self.steps} evaluations"
+            f"{shown}{checked}; full compute takes {self.steps} evaluations"
             f"{'' if self.passed is None else f' and passes {self.passed:.0%}'}."
         )
         if not self.given:
             return said
+        if self.tolerance is not None:
+            on = f"calibrating on {self.given:,} calls certifies this tolerance"
+            return f"{said} Certified: the probability that {on}."
         reached = f"the tolerance that calibrating on {self.given:,} calls probably reaches"
+        if any(row.one_call for row in self.rows if row.method == "muninn"):
+            reached += "; with a question mark, a single call decides it"
         return f"{said} Certified: {reached}."
 
     def markdown(self) -> str:
@@ -157,7 +197,11 @@ class Survey:
                 color=colours.get(name),
                 linewidth=2.2 if name == "muninn" else 1.2,
             )
-        marks = {"rounding": self.rounding, "your sampler's step size": self.step_size}
+        marks: dict[str, float | None] = {
+            "rounding": self.rounding,
+            "your sampler's step size": self.step_size,
+        }
+        marks["your tolerance"] = self.tolerance
         for words, level in {**marks, "another noise": self.noise}.items():
             if level:
                 axis.axhline(level, color="#b5b9bd", linewidth=0.9, linestyle="--")
@@ -177,6 +221,21 @@ class Survey:
         axis.legend(frameon=False)
         figure.savefig(path, dpi=130)
         return Path(path)
+
+
+def _cell(row: Row) -> str:
+    """What a method does with so many evaluations."""
+    said = f"{row.deviation:.2g}" if row.beyond is None else f"{row.beyond:.1%}"
+    return said if row.passed is None else f"{said} ({row.passed:.0%})"
+
+
+def _certified(row: Row | None) -> str:
+    """What calibrating will make of it; a question mark where so few calls cannot tell."""
+    if row is None or (row.certifiable is None and row.likely is None):
+        return "?"
+    if row.beyond is not None:
+        return "?" if row.likely is None else f"{row.likely:.0%}"
+    return f"{row.certifiable:.2g}{'?' if row.one_call else ''}"
 
 
 def require_drawing() -> None:

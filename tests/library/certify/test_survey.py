@@ -12,16 +12,27 @@ import torch
 from torch import Tensor
 
 import muninn
+from analytic import MixtureDenoiser
 from certify_cases import contexts, drive
 from muninn.certify.calibrate import split_units
-from muninn.certify.expected import LIKELY, allowance, certifiable
+from muninn.certify.expected import (
+    LIKELY,
+    allowance,
+    certifiable,
+    hangs_on_one_call,
+    likelihood,
+    strayed,
+)
 from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
 from muninn.certify.risk import order_statistic
-from muninn.certify.survey import _marks, survey
+from muninn.certify.survey import _apart, _marks, survey
 from muninn.certify.surveyed import Row, Survey, require_drawing
 from muninn.errors import CalibrationError, InputError
+from muninn.model.planner import Planner
+from muninn.model.schedule import Schedule
+from muninn.model.solvers import ddim
 from muninn_bench.studies.coverage.mixture import mixture_planner
 
 CALLS = 160
@@ -91,9 +102,9 @@ def test_the_marks_are_rounding_step_size_and_noise() -> None:
     marks = {}
     for steps in (40, 160):
         planner = mixture_planner("ddim", steps=steps)
-        marks[steps] = _marks(
-            Frontier(PairedCalls(planner, contexts(64), 64, rms_step, 1), 1.0, 0.05)
-        )
+        paired = PairedCalls(planner, contexts(64), 64, rms_step, 1)
+        frontier = Frontier(paired, 1.0, 0.05)
+        marks[steps] = _marks(frontier, _apart(frontier))
     rounding, step_size, apart = marks[40]
     assert 0.0 <= rounding < 1e-5
     finer = marks[160][1]
@@ -147,6 +158,88 @@ def test_a_calibration_accepts_what_is_probable_as_often_as_is_said() -> None:
         if certifiable(tuning, np.ones(64), 400, 0.05, 0.95) == 0.0:
             accepted.append(generator.binomial(certify, share) <= allowed)
     assert len(accepted) > 500 and np.mean(accepted) > LIKELY
+
+
+def test_a_calibration_accepts_as_often_as_the_survey_says() -> None:
+    """Shares of violations drawn from the prior, in bins of the probability that was said."""
+    generator = np.random.default_rng(1)
+    certify, allowed = allowance(400, 0.05, 0.95)
+    said, accepted = [], []
+    for share in generator.beta(0.5, 0.5, size=20_000):
+        tuning = (generator.random(64) < share).astype(float)
+        said.append(likelihood(tuning, np.ones(64), np.array([0.5]), 400, 0.05, 0.95)[0])
+        accepted.append(generator.binomial(certify, share) <= allowed)
+    close = np.array(said)
+    for low, high in ((0.0, 0.1), (0.3, 0.7), (0.8, 1.0)):
+        inside = (close >= low) & (close <= high)
+        assert inside.sum() > 100
+        assert np.mean(np.array(accepted)[inside]) == pytest.approx(close[inside].mean(), abs=0.05)
+
+
+def test_an_estimate_that_hangs_on_one_call_is_marked() -> None:
+    near = np.linspace(0.01, 0.02, 60)
+    for lone, expected in ((0.03, False), (1.0, True)):
+        found = np.append(near, lone)
+        assert certifiable(found, np.ones(61), 400, 0.05, 0.95) == lone
+        assert hangs_on_one_call(found, np.ones(61), 400, 0.05, 0.95) == expected
+    assert not hangs_on_one_call(np.zeros(3), np.ones(3), 400, 0.05, 0.95)  # nothing is estimated
+    rows = [Row("muninn", 4, 0.02, "", certifiable=1.0, one_call=True)]
+    rows.append(Row("muninn", 8, 0.02, "", certifiable=0.03))
+    found = Survey("rms_step", 100, 64, rows, 1e-7, None, 1.0, given=400, certify=240, allowed=6)
+    assert [cells[-1] for cells in found.table()[1]] == ["1?", "0.03"]
+    assert "with a question mark, a single call decides it" in found.heading()
+    assert "question mark" not in replace(found, rows=rows[1:]).heading()
+
+
+def two_ways(steps: int, apart: float) -> Planner:
+    """Plans near one of two, which are so far apart."""
+    sampler = ddim(Schedule.cosine(steps), kind="sample")
+    means = apart / 2 * torch.tensor([1.0, -1.0]).double()[:, None, None].expand(2, 8, 2)
+    deviations, weights = torch.full((2,), 0.05).double(), torch.full((2,), 0.5).double()
+    return Planner(MixtureDenoiser(sampler, means, deviations, weights), sampler, (8, 2))
+
+
+def test_that_some_calls_take_another_route_is_said_where_it_is_so() -> None:
+    found = survey(two_ways(20, 2.0), 240, progress=False)
+    met = [row for row in found.rows if row.strayed > 0.0]
+    assert met and all(0.0 < row.strayed < 0.5 and row.median < 0.2 for row in met)
+    assert "Some calls take another route than full compute" in found.advice()
+    one = survey(two_ways(20, 0.0), 240, progress=False)
+    assert not any(row.strayed for row in one.rows) and "another route" not in one.advice()
+    far = np.array([0.01] * 60 + [1.9] * 4)
+    assert strayed(far, np.ones(64), 2.0) == 4 / 64
+    assert strayed(far + 0.5, np.ones(64), 2.0) == 0.0  # a bad program, not another route
+
+
+def test_a_tolerance_is_answered_with_the_share_of_calls_beyond_it(found: Survey) -> None:
+    planner, tolerance = mixture_planner("ddim", steps=20), 0.05
+    asked = survey(planner, contexts(CALLS), tolerance=tolerance, progress=False)
+    assert [row.program for row in asked.rows] == [row.program for row in found.rows]
+    for row in asked.rows:
+        assert row.beyond is not None and row.likely is not None
+        assert (row.beyond <= 0.05) == (row.deviation <= tolerance)
+        probable = row.certifiable is not None and row.certifiable <= tolerance
+        assert (row.likely >= LIKELY) == probable
+    head, cells = asked.table()
+    first = next(row for row in asked.rows if row.method == "muninn")
+    assert cells[0][1] == f"{first.beyond:.1%}" and cells[0][-1] == f"{first.likely:.0%}"
+    assert head[-1] == "certified" and "deviate by more than 0.05, root" in asked.heading()
+    said, needed = asked.advice(), asked.fewest(tolerance)
+    assert said.startswith(f"A tolerance of 0.05 needs about {needed} evaluations")
+    assert "to be certified from 160 calls" in said
+    assert said.count("A tolerance of") == 1
+    tight = survey(planner, contexts(CALLS), tolerance=1e-9, progress=False).advice()
+    assert "No program with up to 18 evaluations keeps 95% of calls within 1e-09" in tight
+    for bad in (0.0, -1.0, float("nan"), "small"):
+        with pytest.raises(InputError, match="tolerance must be"):
+            survey(planner, contexts(CALLS), tolerance=bad, progress=False)  # type: ignore[arg-type]
+
+
+def test_where_nothing_is_estimated_no_probability_is_printed() -> None:
+    planner = mixture_planner("ddim", steps=6)
+    episodes = survey(planner, muninn.Episodes(drive, 120), tolerance=0.3, progress=False)
+    assert {row.likely for row in episodes.rows} == {None}
+    assert {cells[-1] for cells in episodes.table()[1]} == {"?"}
 
 
 def test_a_confidence_that_is_none_is_told_before_anything_runs() -> None:
