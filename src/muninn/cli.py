@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from muninn.errors import InputError, MuninnError
-from muninn.files import write_whole
+from muninn.files import require_free, write_whole
 
 console = Console()
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -26,6 +26,7 @@ Target = Annotated[
 ]
 File = Annotated[Path, typer.Argument(help="Certificate file.")]
 Out = Annotated[Path | None, typer.Option(help="File to write.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
 Crew = Annotated[
     str, typer.Option(help="Processes that measure: a number, ray, ray:8 or ray://host:10001.")
 ]
@@ -60,11 +61,12 @@ def options(
 @app.command()
 def new(
     file: Annotated[Path, typer.Argument(help="Python file to write.")] = Path("my_policy.py"),
+    force: Force = False,
 ) -> None:
     """Write a commented file with a planner, which runs as it is; put your own model into it."""
     if file.suffix != ".py" or not file.stem.isidentifier():
         raise InputError(f"{file} cannot be imported; choose a name such as my_policy.py")
-    _require_free(file)
+    require_free(file, force)
     template = Path(__file__).with_name("template.txt").read_text()
     write_whole(file, template.replace("FILE", str(file)))
     tried = f"muninn survey {file}:planner --calls 400"
@@ -95,11 +97,12 @@ def calibrate(
     batch_size: Annotated[int, typer.Option(help="Calls run together.")] = 32,
     family: Annotated[Path | None, typer.Option(help="Family to certify, untuned.")] = None,
     save_family: Annotated[Path | None, typer.Option(help="Write the family here.")] = None,
+    force: Force = False,
     workers: Crew = "1",
 ) -> None:
     """Certify the cheapest program of a planner that keeps a promise."""
     for path in (out, save_family):
-        _require_free(path)
+        require_free(path, force, _file_of(target), family)
     from muninn.certify.calibrate import calibrate as certify
     from muninn.certify.describe import print_certificate
     from muninn.certify.outcomes import Outcomes
@@ -160,15 +163,19 @@ def survey(
     confidence: Annotated[float, typer.Option(help="As it will be calibrated.")] = 0.95,
     calls: Annotated[int | None, typer.Option(help="Take the first so many contexts.")] = None,
     seed: Annotated[int, typer.Option(help="As it will be calibrated.")] = 0,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Show the share of calls beyond this one.")
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Draw it here, as PNG or SVG; needs matplotlib.")
     ] = None,
     out: Out = None,
+    force: Force = False,
     workers: Crew = "1",
 ) -> None:
     """How few evaluations, at which deviation: look before you choose a tolerance."""
     for path in (out, picture):
-        _require_free(path)
+        require_free(path, force, _file_of(target))
     from muninn.certify.survey import survey as look
     from muninn.certify.surveyed import require_drawing
     from muninn.certify.target import blamed, load, some
@@ -179,8 +186,8 @@ def survey(
     with blamed(file, contexts):
         given = some(contexts, calls)
         found = look(
-            planner, given, metric=metric, risk=risk, confidence=confidence, seed=seed,
-            workers=workers,
+            planner, given, metric=metric, tolerance=tolerance, risk=risk, confidence=confidence,
+            seed=seed, workers=workers,
         )  # fmt: skip
     console.print(escape(found.markdown()), highlight=False, soft_wrap=True)
     if out is not None:
@@ -194,20 +201,28 @@ def evaluate(
     target: Target,
     certificate: File,
     calls: Annotated[int | None, typer.Option(help="Take the last so many contexts.")] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run published methods beside it, tuned on the rest.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Of the noise.")] = None,
     out: Out = None,
+    force: Force = False,
     workers: Crew = "1",
 ) -> None:
     """Judge a certificate by fresh calls; exit code 1 says that it is not kept."""
-    _require_free(out)
+    require_free(out, force, _file_of(target), certificate)
     from muninn.certify.evaluate import evaluate as judge
-    from muninn.certify.target import blamed, load, some
+    from muninn.certify.page import page
+    from muninn.certify.target import apart, blamed, load, some
 
     planner, contexts, file = load(target)
     with blamed(file, contexts):
-        fresh = some(contexts, calls, last=True)
-        found = judge(planner, certificate, fresh, seed=seed, workers=workers)
-    console.print(escape(_page(found.to_json())), highlight=False, soft_wrap=True)
+        if compare:
+            fresh, others = apart(contexts, calls)
+        else:
+            fresh, others = some(contexts, calls, last=True), None
+        found = judge(planner, certificate, fresh, compare=others, seed=seed, workers=workers)
+    console.print(escape(page(found.to_json())), highlight=False, soft_wrap=True)
     if out is not None:
         write_whole(out, json.dumps(found.to_json(), indent=1) + "\n")
     raise typer.Exit(0 if found.kept else 1)
@@ -217,14 +232,17 @@ def evaluate(
 def report(
     run: Annotated[Path, typer.Argument(help="What `muninn evaluate --out` wrote.")],
     out: Out = None,
+    force: Force = False,
 ) -> None:
     """Write a page of Markdown from an evaluation."""
-    _require_free(out)
-    page = _read(run, "evaluation of `muninn evaluate --out`", _page)
+    require_free(out, force, run)
+    from muninn.certify.page import page
+
+    text = _read(run, "evaluation of `muninn evaluate --out`", page)
     if out is None:
-        console.print(escape(page), highlight=False, soft_wrap=True)
+        console.print(escape(text), highlight=False, soft_wrap=True)
     else:
-        write_whole(out, page)
+        write_whole(out, text)
 
 
 @app.command(
@@ -258,27 +276,8 @@ def lerobot(
         raise typer.Exit(1) from None
 
 
-def _page(run: dict[str, Any]) -> str:
-    """An evaluation in Markdown."""
-    rows = {"denoiser evaluations per call": f"{run['evaluations']:.1f} of {run['steps']}"}
-    if "falls" in run:  # of an outcome
-        rows |= {
-            "mean score": f"{run['score']:.4g}, full compute {run['score_full']:.4g}",
-            "its own mean is promised to be": f"at least {run['score_at_least']:.4g}",
-            "episodes that fell, rose": f"{run['falls']}, {run['rises']} of {run['units']}",
-        }
-    else:
-        seconds, deviation = run["seconds"], run["deviation"]
-        rows |= {
-            "median time of a call": f"{1e3 * seconds['certified']:.2f} ms, full compute "
-            f"{1e3 * seconds['full']:.2f} ms ({seconds['full'] / seconds['certified']:.1f}x)",
-            "deviation": ", ".join(f"{name} {value:.4g}" for name, value in deviation.items()),
-            "within the per-call bound": f"{run['coverage']:.1%} ({1 - run['risk']:.0%} on average "
-            "over calibrations; a few per cent less or more are normal)",
-        }
-    rows["seed"] = run["seed"]
-    table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
-    return f"# Is the promise kept?\n\n{run['sentence']}\n\n| | |\n|---|---|\n{table}"
+def _file_of(target: str) -> Path:
+    return Path(target.rpartition(":")[0])
 
 
 def _read(path: Path, what: str, make: Callable[[Any], Made]) -> Made:
@@ -286,13 +285,6 @@ def _read(path: Path, what: str, make: Callable[[Any], Made]) -> Made:
         return make(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} holds no {what} ({type(error).__name__}: {error})") from error
-
-
-def _require_free(path: Path | None) -> None:
-    if path is not None and path.exists():
-        raise InputError(f"{path} exists; choose another name, or delete it first")
-    if path is not None and not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: its folder does not exist; make it first")
 
 
 if __name__ == "__main__":

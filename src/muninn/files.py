@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from muninn.errors import InputError
+
 Content = bytes | str | Callable[[BinaryIO], object]
 """What a file will hold: bytes, text (UTF-8, line ends as they are), or a function that writes it.
 
@@ -49,6 +51,23 @@ def write_whole(path: str | Path, content: Content) -> Path:
             partial.unlink()
         raise
     return path
+
+
+def require_free(path: Path | None, force: bool, *read: Path | None) -> None:
+    """Raise InputError where a file cannot be written, or stands where another would be lost.
+
+    ``force`` gives up what is there, unless it is one of the files that are ``read`` meanwhile.
+    """
+    if path is None:
+        return
+    if path.exists():
+        if any(other is not None and path.resolve() == other.resolve() for other in read):
+            raise InputError(f"{path} exists; choose another name: it is read by this command")
+        if not (force and path.is_file()):
+            rest = ", delete it first, or pass --force" if path.is_file() else ": it is no file"
+            raise InputError(f"{path} exists; choose another name{rest}")
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{path}: its folder does not exist; make it first")
 
 
 def _take_permissions(new: Path, old: Path) -> None:

@@ -229,6 +229,70 @@ def test_an_outcome_is_promised_judged_and_reported_without_a_tolerance(
     assert code == 2 and "promises an outcome" in said
 
 
+def test_other_methods_run_beside_a_certificate_on_contexts_that_do_not_judge(
+    muninn_command: Command,
+) -> None:
+    asked = ("calibrate", "my_policy.py:policy", "a.muninn", *SETTINGS, "--calls", "90")
+    assert muninn_command(*asked)[0] == 0
+    judge = ("evaluate", "my_policy.py:policy", "a.muninn", "--compare")
+    code, said = muninn_command(*judge, "--calls", "60", "--out", "r.json")
+    assert code == 0 and "tuned on 64 other calls" in said
+    rows = [row["method"] for row in json.loads(Path("r.json").read_text())["alternatives"]]
+    assert rows[:3] == ["full compute", "fewer steps", "DPM-Solver++"]
+    assert all(f"| {name} |" in said for name in rows) and "| Muninn, certified |" in said
+    assert muninn_command("report", "r.json")[1] == said
+    code, said = muninn_command(*judge)
+    assert code == 2 and "all 150 judge: say --calls N with fewer" in said
+    muninn_command("calibrate", "my_policy.py:episodes", "o.muninn")
+    code, said = muninn_command("evaluate", "my_policy.py:episodes", "o.muninn", "--compare")
+    assert code == 2 and "a comparison needs a certificate of calls" in said
+
+
+def test_force_overwrites_what_is_there_but_nothing_that_is_read(
+    muninn_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibrate = ("calibrate", "my_policy.py:policy", "a", *SETTINGS)
+    evaluate = ("evaluate", "my_policy.py:held_out", "a", "--out")
+    assert muninn_command(*calibrate)[0] == 0
+    made = Path("a").read_bytes()
+    for name in ("r.json", "r.md", "s.json"):
+        Path(name).write_text("old")
+    commands = [
+        calibrate, (*evaluate, "r.json"), ("report", "r.json", "--out", "r.md"),
+        ("survey", "my_policy.py:policy", "--risk", "0.1", "--out", "s.json"), ("new",),
+    ]  # fmt: skip
+    for command in commands:
+        code, said = muninn_command(*command)
+        assert code == 2 and "exists; choose another name, delete it first, or pass --force" in said
+    for command in commands[:-1]:
+        assert muninn_command(*command, "--force")[0] == 0, command
+    assert Path("a").read_bytes() == made
+    assert json.loads(Path("r.json").read_text())["kept"] and "old" not in Path("r.md").read_text()
+    assert json.loads(Path("s.json").read_text())["rows"]
+    for command in (
+        (*evaluate, "a"), (*evaluate, "my_policy.py"), ("report", "r.json", "--out", "r.json"),
+        (*calibrate[:2], "my_policy.py", *SETTINGS),
+    ):  # fmt: skip
+        code, said = muninn_command(*command, "--force")
+        assert code == 2 and "it is read by this command" in said
+    assert Path("my_policy.py").read_text() == POLICY and Path("a").read_bytes() == made
+
+    def interrupted(*arguments: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as stopped:
+        stopped.setattr(Scan, "bound", interrupted)
+        assert muninn_command(*calibrate, "--force")[0] == 130
+    assert Path("a").read_bytes() == made and "certify/1/" in Path("a.journal").read_text()
+    assert muninn_command(*calibrate, "--seed", "1", "--force")[0] == 2  # another's journal stays
+    assert muninn_command(*calibrate, "--force")[0] == 0
+    assert Path("a").read_bytes() == made and not Path("a.journal").exists()
+    assert (
+        muninn_command("new", "--force")[0] == 0
+        and "class Network" in Path("my_policy.py").read_text()
+    )
+
+
 def test_the_next_command_that_is_printed_runs(muninn_command: Command) -> None:
     asked = ("calibrate", "my_policy.py:policy", "a.muninn", "--tolerance", "50", "--risk", "0.1")
     code, said = muninn_command(*asked, "--calls", "105")
