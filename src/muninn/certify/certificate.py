@@ -22,6 +22,7 @@ from muninn.identity.arithmetic import Arithmetic
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.plan import AnyProgram, Family
+from muninn.programs.second_look import SecondLook
 
 
 def library_versions() -> dict[str, str]:
@@ -107,8 +108,16 @@ class Certificate:
         return self.family.member(self.member)
 
     def rank(self, estimate: FloatArray) -> FloatArray:
-        """Share of calibration calls whose accumulated estimate was smaller; 1 if it is missing."""
-        place = np.searchsorted(self.estimates, estimate) / max(len(self.estimates), 1)
+        """Share of calibration calls whose accumulated estimate was smaller; 1 if it is missing.
+
+        Calls that a second look plans in full rank above all others: full compute, which estimates
+        no error, was run because they were in doubt.
+        """
+        known = self.estimates
+        if isinstance(self.program, SecondLook) and self.program.in_full:
+            known = np.sort(np.where(known == 0.0, np.inf, known))
+            estimate = np.where(estimate == 0.0, np.inf, estimate)
+        place = np.searchsorted(known, estimate) / max(len(known), 1)
         return np.asarray(np.where(np.isnan(estimate), 1.0, place))
 
     def promise(self) -> str:

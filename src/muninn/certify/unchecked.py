@@ -2,7 +2,8 @@
 
 UNCHECKED = (
     "whether new contexts are like those calibrated; compared are their structure, shapes, dtypes, "
-    "plain values and arrays, and the types of other objects in them",
+    "plain values and arrays, and the types of other objects in them (a context unlike all "
+    "calibrated may have the smallest bound and rank)",
     "the contexts of a loop that is intercepted: only its states are seen",
     "whether calibration calls are independent of each other",
     "noise that is handed to a call: the promise is about noise as the planner draws it",
