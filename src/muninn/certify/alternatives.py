@@ -110,7 +110,7 @@ def tuned(
 ) -> dict[str, AnyProgram]:
     """The best table of every alternative with so many evaluations; Heun's number is odd.
 
-    Empty where the sampler has no more steps than that.
+    Empty where the sampler has no more steps than that, or no table fits the planner.
     """
     planner, certify = tuning.planner, made.counts["certify"]
     if evaluations >= len(planner.sampler):
@@ -118,8 +118,9 @@ def tuned(
     share = (order_statistic(certify, made.risk, made.confidence) - 1) / certify
     names, advance = available(planner), task("compare: programs tried", None)
     together = Frontier(tuning, tolerance, share, advance=advance, workers=crew, groups=names)
+    groups = {method.group for method in together.methods.values()}
     found: dict[str, AnyProgram] = {}
-    for name in names:
+    for name in (name for name in names if name in groups):
         frontier, count = together.restricted({name}), evaluations | (name == HEUN)
         if frontier.offers(count):
             found[TITLES[name]] = frontier.best(count).program
@@ -129,10 +130,13 @@ def tuned(
 def measured(
     method: str, program: AnyProgram, steps: int, outcomes: Sequence[Outcome], seconds: float
 ) -> Alternative:
-    """The figures of an alternative; without outcomes it is full compute, the measure of all."""
-    estimates = [np.isnan(outcome.estimate).any() for outcome in outcomes]
+    """The figures of an alternative from what it did with the units that judge.
+
+    Where it failed, full compute ran instead, which is not to its credit.
+    """
+    failures = [np.isnan(outcome.estimate).any() for outcome in outcomes]
     beyond = sum(
-        failed or outcome.excess > 1.0 for failed, outcome in zip(estimates, outcomes, strict=True)
+        failed or outcome.excess > 1.0 for failed, outcome in zip(failures, outcomes, strict=True)
     )
     deviations = np.concatenate([outcome.deviation for outcome in outcomes])
     return Alternative(

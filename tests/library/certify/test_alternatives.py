@@ -151,6 +151,26 @@ def test_a_flow_has_solvers_of_its_own() -> None:
     assert rows["Heun"].evaluations >= found.evaluations
 
 
+def halved(x: Tensor, context: Any) -> Tensor:
+    """A condition that projects: no table of weights can follow it."""
+    return torch.cat([x[:, :-1], 0.5 * x[:, -1:]], dim=1)
+
+
+def test_where_no_table_fits_or_the_sampler_draws_there_is_a_report_all_the_same() -> None:
+    projecting = replace(planner(), condition=halved)
+    drawing = mixture_planner(ddim(Schedule.cosine(STEPS), kind="sample", eta=1.0), (8, 2))
+    plans = Everywhere(), Static((0, 1, 2, 4, 6, 8, 10, 11))
+    family = Family.of(Forecast("sample", 0), plans, "static")
+    for own, expected in (
+        (projecting, [FULL]),
+        (drawing, [FULL, "fewer steps", "DPM-Solver++"]),
+    ):
+        made = muninn.calibrate(own, 60, tolerance=5.0, risk=RISK, family=family, progress=False)
+        found = evaluate(own, made, 60, compare=60, progress=False)
+        assert isinstance(found, Evaluation) and made.member > 0
+        assert [row.method for row in found.alternatives] == expected
+
+
 def test_where_only_full_compute_is_certified_there_is_nothing_to_match(
     issued: Certificate,
 ) -> None:
