@@ -22,6 +22,7 @@ from muninn.certify.metrics import rms_step
 from muninn.certify.page import page
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import wilson
+from muninn.certify.target import apart
 from muninn.certify.units import Outcome, units_of
 from muninn.errors import InputError
 from muninn.model.planner import Planner
@@ -197,3 +198,15 @@ def test_the_page_has_a_row_for_every_method_and_says_what_they_were_tuned_on(
     assert "What else could run" not in page({**stored, "alternatives": []})
     del stored["alternatives"]  # a file of an earlier version
     assert page(stored).startswith("# Is the promise kept?")
+
+
+def test_what_judges_and_what_is_left_for_tuning_are_apart() -> None:
+    rows = torch.arange(10.0)[:, None]
+    judge, rest = apart(rows, 4)
+    assert judge[:, 0].tolist() == [6, 7, 8, 9] and rest[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    judge, rest = apart(iter(rows[:, None]), 4)  # an iterator goes on
+    assert judge[:, 0].tolist() == [0, 1, 2, 3] and rest[:, 0].tolist() == [4, 5, 6, 7]
+    assert apart(10, 4) == (4, 4) and apart(None, 4) == (4, 4)
+    for calls in (10, None):
+        with pytest.raises(InputError, match="but all 10 judge: say --calls N with fewer"):
+            apart(rows, calls)
