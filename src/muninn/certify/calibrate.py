@@ -33,7 +33,7 @@ from muninn.errors import CalibrationError, InputError
 from muninn.identity.arithmetic import arithmetic
 from muninn.identity.digest import digest
 from muninn.identity.rows import met_again, row_marks
-from muninn.model.planner import Planner
+from muninn.model.planner import Planner, require_planner
 from muninn.parallel import Workers, workers_of
 from muninn.programs.plan import Family
 from muninn.progress import bars
@@ -96,8 +96,7 @@ def calibrate(
             compute keeps the promise against ``reference`` or on the planner's engine; or a
             journal cannot be resumed.
     """
-    if not isinstance(planner, Planner):
-        raise InputError(f"planner is a muninn.Planner, got {type(planner).__name__}")
+    require_planner(planner, "muninn.calibrate(planner, calls, tolerance=...)")
     risk = number("risk", risk)
     confidence = None if confidence is None else number("confidence", confidence)
     seed, batch_size = whole("seed", seed), whole("batch_size", batch_size, at_least=1)

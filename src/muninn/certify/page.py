@@ -44,8 +44,9 @@ def _comparison(run: dict[str, Any]) -> str:
     said = (
         f"All ran on the same {run['units']} new {run['unit']}s with the same noise. Spacing and "
         f"order of the published methods were tuned on {run['compared_on']} other calls. They get "
-        "no fewer evaluations than Muninn, and nothing is promised of them. The time of Muninn "
-        "includes the check that the network matches its certificate."
+        "no fewer evaluations than Muninn. Nothing is promised of them here; where one is as good, "
+        "calibrating on more calls may certify it, since the search tries them all. The time of "
+        "Muninn includes the check that the network matches its certificate."
     )
     if not published:
         said = "No published method is a table of so many evaluations for this planner."

@@ -112,7 +112,7 @@ def certify_escalated(
             return command
         noise = planner.draw_noise(seeds=[command.seed])
         full = full_compute(reference or planner, observation.context, noise).cpu()
-        found = measure(deviation, full, command.plan[None].to(full.dtype))
+        found = measure(deviation, full, command.plan[None].to(full.dtype), observation.context)
         seen.append(float(found[0] / tolerances(tolerance, observation.context, 1)[0]))
         return command
 

@@ -82,6 +82,20 @@ def test_the_escalated_program_is_certified_by_episodes_of_its_own(programs: str
     assert "(root mean square a step)" in verdict.promise()  # in words, no name of a function
 
 
+def test_a_metric_of_plans_and_contexts_is_given_the_context_of_the_call() -> None:
+    met: list[torch.Tensor] = []
+
+    def near_start(full: torch.Tensor, fast: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        assert isinstance(context, torch.Tensor) and len(context) == len(full)
+        met.append(context)
+        return (fast - full).norm(dim=(1, 2)) / (1.0 + context.norm(dim=1))
+
+    verdict = certify_escalated(
+        build, drive, EPISODES, planner=cases.planner(), tolerance=10.0, metric=near_start, risk=0.2
+    )
+    assert verdict.certified and len(met) == verdict.calls - verdict.holds
+
+
 @BOTH
 def test_the_deviation_is_that_of_the_executed_plan_from_full_compute_on_its_own_noise(
     programs: str,
