@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from muninn.certify.frontier import Frontier, ladder
-from muninn.certify.gates import gate_forecast, gate_members
+from muninn.certify.gates import GATE, gate_forecast, gate_members
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls, median_seconds
@@ -146,9 +146,9 @@ def frontier_family(
     if gates and winner != "table":
         # Some calls are at a fork: tables take another route there even with more evaluations, and
         # one such table would end the scan. Gates are the safe members.
-        least = spent[winner] if winner == "second look" else 0.0
-        entries = [e for e in gates if e.evaluations > least]
-        entries += looks if winner == "second look" else []
+        entries = gates
+        if winner == "second look":
+            entries = [e for e in gates if e.kept and e.evaluations > spent[winner]] + looks
     if winner != "table":
         report |= {"winner": winner} | ({"tables": fewest} if frontier.methods else {})
         report |= {"evaluations": spent[winner]} if math.isfinite(spent[winner]) else {}
@@ -172,8 +172,17 @@ def safer_first(entries: list[Entry]) -> list[Entry]:
     """Entries from many evaluations to few, without those that a cheaper one is as safe as.
 
     Every member that fails makes the scan stricter: one with more evaluations that exceeds the
-    tolerance on more tuning calls would do nothing else.
+    tolerance on more tuning calls would do nothing else. Gates are compared with gates: the doubt
+    of a second look is fitted to these calls, on which it looks safer than it is.
     """
+    gates = [entry for entry in entries if entry.group == GATE]
+    others = [entry for entry in entries if entry.group != GATE]
+    kept = [*_safest(gates), *_safest(others)]
+    return sorted(kept, key=lambda entry: entry.evaluations, reverse=True)
+
+
+def _safest(entries: list[Entry]) -> list[Entry]:
+    """Those that no cheaper one is as safe as, from few evaluations to many."""
 
     def danger(entry: Entry) -> tuple[float, float]:
         # Where no tuning call is beyond the tolerance, the one that comes nearest says most.
@@ -183,7 +192,7 @@ def safer_first(entries: list[Entry]) -> list[Entry]:
     for entry in sorted(entries, key=lambda entry: (entry.evaluations, *danger(entry))):
         if not kept or entry.cautious or danger(entry) < danger(kept[-1]):
             kept.append(entry)
-    return kept[::-1]
+    return kept
 
 
 def _start(rungs: list[int]) -> int:
