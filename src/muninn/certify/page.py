@@ -48,6 +48,13 @@ def _comparison(run: dict[str, Any]) -> str:
         "calibrating on more calls may certify it, since the search tries them all. The time of "
         "Muninn includes the check that the network matches its certificate."
     )
+    as_good = [row for row in published if row["violations"] <= run["violations"]]
+    if as_good:
+        named = ", ".join(
+            f"{row['method']} ({row['evaluations']} evaluations, {1e3 * row['seconds']:.2f} ms)"
+            for row in as_good
+        )
+        said += f" With no more {run['unit']}s beyond the tolerance than Muninn: {named}."
     if not published:
         said = "No published method is a table of so many evaluations for this planner."
     return (

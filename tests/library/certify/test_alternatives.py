@@ -195,6 +195,12 @@ def test_the_page_has_a_row_for_every_method_and_says_what_they_were_tuned_on(
     assert "were tuned on 64 other calls" in text
     low, high = judged.alternatives[-1].interval
     assert f"({low:.1%} to {high:.1%}) |" in rows[-1]
+    for row, violations in zip(stored["alternatives"][1:], (0, 40, 40, 40), strict=False):
+        row["violations"] = violations  # one that is as good as a certified program is named
+    best = stored["alternatives"][1]
+    named = f"than Muninn: {best['method']} ({best['evaluations']} evaluations, "
+    assert named in page({**stored, "violations": 3})
+    assert "than Muninn: " not in page({**stored, "violations": -1})
     assert "What else could run" not in page({**stored, "alternatives": []})
     del stored["alternatives"]  # a file of an earlier version
     assert page(stored).startswith("# Is the promise kept?")
