@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from muninn.certify.journal import Journal
 from muninn.certify.paired import Measured, PairedCalls
 from muninn.certify.scan import Measuring, Scan
@@ -30,12 +28,12 @@ class Remembered(PairedCalls):
 
 
 def certified_member(
-    certify: PairedCalls, family: Family, tolerance: float, limits: Sequence[int], bar: Bars
+    certify: PairedCalls, family: Family, tolerance: float, allowed: int, bar: Bars
 ) -> int:
-    """The last member that keeps the tolerance on the calls, but for as many as the limits allow.
+    """The last member that keeps the tolerance on the calls, but for the allowed number of them.
 
     Full compute is its own truth and not checked.
     """
     measuring = Measuring(OpenLoop(certify, tolerance, "call", None))
     scan = Scan(measuring, family, Journal(), Map(), bar)
-    return scan.choose(list(range(certify.count)), limits, check_full=False, running=False)[0]
+    return scan.choose(list(range(certify.count)), allowed, check_full=False, running=False)[0]

@@ -25,7 +25,7 @@ from muninn.certify.frontier import Frontier
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import resolve
 from muninn.certify.paired import PairedCalls, call_seed
-from muninn.certify.risk import violation_limits
+from muninn.certify.risk import require_units
 from muninn.certify.scores import Entry
 from muninn.certify.tune import frontier_family
 from muninn.errors import InputError
@@ -206,7 +206,7 @@ def run_frontier(
         )
     )
     limits = tolerances or TOLERANCES.get(task.name) or [f * task.tolerance for f in FACTORS]
-    allowed = violation_limits(certify.count, RISK, CONFIDENCE, "calls")
+    allowed = require_units(certify.count, RISK, CONFIDENCE, "calls") - 1
     identity = {
         "planner": known,
         "device": device,
@@ -223,7 +223,7 @@ def run_frontier(
     with workers_of(workers, planner.device) as crew, bars(progress) as bar:
         for name in (name for name in names if name == OURS or name in groups):
             advance, group = bar(f"tune {name}: programs", None), None if name == OURS else name
-            share = allowed[0] / certify.count
+            share = allowed / certify.count
             frontier = Rescaled(tune, share, journal, advance, crew, group, first)
             for tolerance in limits:
                 if (name, tolerance) in done:
@@ -245,7 +245,7 @@ def _line(
     test: PairedCalls,
     family: Family,
     tolerance: float,
-    allowed: Sequence[int],
+    allowed: int,
     bar: Bars,
 ) -> dict[str, Any]:
     """A family certified, its program tested."""

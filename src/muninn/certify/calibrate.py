@@ -1,10 +1,10 @@
 """Certify: choose the most aggressive program whose whole-call deviation keeps the promise.
 
 The proof is in docs/certificate.md. In short: the family is scanned from conservative to
-aggressive, each member is tested by its own count of violations, and every one that fails makes the
-limit stricter, until nothing is left; the marginal version counts the running maximum instead, and
-stops at the first that fails. Nothing is assumed about the network, the sampler or the metric; only
-that calibration units are independent (marginal: exchangeable) draws of those to come.
+aggressive, each member is tested by its own count of violations, and the scan stops at the first
+that fails; the marginal version counts the running maximum instead. Nothing is assumed about the
+network, the sampler or the metric; only that calibration units are independent (marginal:
+exchangeable) draws of those to come.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance, metric_name, require_tolerance, resolve
 from muninn.certify.outcomes import Outcomes
 from muninn.certify.resumed import calibration_of, examined_before, known_by
-from muninn.certify.risk import require_risk, units_needed, violation_limits
+from muninn.certify.risk import choice_limit, require_risk, require_units, units_needed
 from muninn.certify.scan import Measuring, Scan
 from muninn.certify.tune import Objective, tune_family
 from muninn.certify.units import Episodes, UnitName, Units, units_of
@@ -147,7 +147,7 @@ def calibrate(
             "settings": {**terms, "objective": objective},
             "tolerance": digest(tolerance, "tolerance"),
         }
-    limits = violation_limits(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
+    rank = require_units(len(split["certify"]), risk, confidence, f"{unit}s for certifying")
     batch = 1 if isinstance(calls, Episodes) else batch_size
     with (
         Journal(resume, identity) as journal,
@@ -164,7 +164,7 @@ def calibrate(
             # Kept in the journal: measured times may choose another family next time.
             if (stored := journal.get("family")) is None:
                 tuning = units.for_tuning(split["tune"])
-                share = limits[0] / len(split["certify"])
+                share = (rank - 1) / len(split["certify"])
                 family = tune_family(
                     tuning, tolerance, share, objective=objective, journal=journal, task=task,
                     workers=crew,
@@ -179,8 +179,9 @@ def calibrate(
         measuring = Measuring(units, networks, [deviation, tolerance])
         scan = Scan(measuring, family, journal, crew, task)
         running = confidence is None
+        free = choice_limit(len(split["certify"]), risk, confidence)
         member, choosable, outcomes, realised = scan.choose(
-            split["certify"], limits, check_full, running
+            split["certify"], rank - 1, check_full, running, free
         )
         bound = scan.bound(member, outcomes, split["bound"], risk)
     estimates = np.sort([value for outcome in outcomes for value in outcome.estimate])

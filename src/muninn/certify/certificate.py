@@ -92,11 +92,13 @@ class Certificate:
 
     def choices(self) -> list[int]:
         """Members among which a call may choose by itself, for whatever reason, the certified one
-        the last: all up to it where their running maximum keeps the promise, else full compute
+        the last: all up to it where their running maximum keeps the promise, too, else full compute
         and itself. A closed-loop promise is about a member that drives the whole episode."""
         if self.loop == "closed":
             return [self.member]
-        if self.choosable in (None, self.member):
+        # In schemas 3 and 4 the member and the free choice hold one by one, not both together.
+        together = self.confidence is None or self.schema not in (3, 4)
+        if self.choosable in (None, self.member) and together:
             return list(range(self.member + 1))
         # Full compute that was measured deviates, too, and the two were not counted together.
         measured = any(row["member"] == 0 for row in self.realised)

@@ -14,7 +14,7 @@ import safetensors.numpy
 from muninn.errors import CertificateError
 from muninn.files import write_whole
 
-SCHEMA = 4
+SCHEMA = 5
 OLDEST = 1
 """Schema 1 has no questions, no form of contexts and no digest of the sampler's table: such a
 certificate is compared by what it holds."""

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from muninn.certify.certificate import Certificate
-from muninn.certify.risk import violation_limits
+from muninn.certify.risk import order_statistic
 
 
 def print_certificate(console: Console, certificate: Certificate, unchecked: bool = True) -> None:
@@ -49,10 +49,8 @@ def print_certificate(console: Console, certificate: Certificate, unchecked: boo
     console.print(facts)
     title = "Programs on the calls that certify, from careful to bold"
     if certificate.outcome is None:
-        first, *then = violation_limits(counts["certify"], certificate.risk, certificate.confidence)
-        title += f": at most {first} of {counts['certify']} may violate"
-        if then:
-            title += f", and {', '.join(map(str, then))} after each one rejected"
+        allowed = order_statistic(counts["certify"], certificate.risk, certificate.confidence) - 1
+        title += f": at most {allowed} of {counts['certify']} may violate"
     scan = Table(title=title)
     what = "deviation p95" if certificate.outcome is None else "mean score"
     for heading in ("program", "evaluations", what, "violations", "accepted"):
@@ -63,7 +61,7 @@ def print_certificate(console: Console, certificate: Certificate, unchecked: boo
             f"{row['evaluations_mean']:.1f}",
             f"{row.get('deviation_p95', row.get('score_mean')):.4f}",
             f"{row['violations']} of {row['units']}",
-            "yes" if row["accepted"] else "no",
+            "yes" if row["accepted"] else "no (stopped)",
         )
     console.print(scan)
     for words in _advice(certificate):
@@ -78,13 +76,11 @@ def _advice(certificate: Certificate) -> Iterator[str]:
     """What the scan suggests to whoever wants another promise."""
     if certificate.outcome is not None or not certificate.realised:
         return
-    counts = certificate.counts
-    bolder = [row for row in certificate.realised if row["member"] > certificate.member]
-    if bolder:
+    counts, last = certificate.counts, certificate.realised[-1]
+    if not last["accepted"]:
         yield (
-            f"The program after it, with {bolder[0]['evaluations_mean']:.1f} evaluations, left the "
-            f"tolerance in {bolder[0]['violations']} of the {bolder[0]['units']} calls that were "
-            "looked at. "
+            f"The program after it, with {last['evaluations_mean']:.1f} evaluations, left the "
+            f"tolerance in {last['violations']} of the {last['units']} calls that were looked at. "
             f"Calibrating on more than these {sum(counts.values())} calls may certify a cheaper "
             "program. Do not keep the best of several seeds: that voids the promise."
         )

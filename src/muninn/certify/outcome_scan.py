@@ -1,10 +1,9 @@
 """Certify an outcome: episodes of full compute and of each program, on the same worlds and noise.
 
 The proofs are in docs/certificate.md. In short: members are tested from conservative to aggressive,
-each by its own episodes, and the last proven one keeps the promise with the chosen confidence,
-whatever the family. ``harm`` counts episodes, whose number is fixed beforehand; a member that fails
-makes the limit stricter. ``mean`` bets on the differences, is proven as soon as they prove it, and
-stops at the first member that is not.
+each by its own episodes, and the scan stops at the first that is not proven; so the last proven one
+keeps the promise with the chosen confidence, whatever the family. ``harm`` counts episodes, whose
+number is fixed beforehand. ``mean`` bets on the differences, and stops as soon as they prove it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric
 from muninn.certify.outcomes import Outcomes, OutcomeUnits, Scored, Stream
 from muninn.certify.paired import PairedCalls, call_seed
-from muninn.certify.risk import units_needed, violation_limits
+from muninn.certify.risk import require_units, units_needed
 from muninn.certify.scan import Measuring
 from muninn.context import Context, concatenate
 from muninn.errors import CalibrationError
@@ -156,7 +155,7 @@ class OutcomeScan:
         """The last proven member, a lower limit of its mean score, its episodes, all figures."""
         outcomes, err = self.units.outcomes, 1.0 - confidence
         proof = 1.0 / (PROMISED * err)
-        limits = list(allowed_falls(outcomes, risk, confidence))
+        allowed = allowed_falls(outcomes, risk, confidence)
         full: list[Scored] = []
         source = self.episodes("full", self.full, "certify", outcomes.count)
 
@@ -179,16 +178,13 @@ class OutcomeScan:
                     evidence.add(outcomes.margin - fall[-len(chunk) :])
                     accepted = evidence.e_value >= proof
                 else:
-                    accepted = int(np.sum(fall > outcomes.margin)) <= limits[0]
+                    accepted = int(np.sum(fall > outcomes.margin)) <= allowed
                 if accepted == (evidence is not None):
                     break  # proven; or refuted, since more episodes can only add falls
             rows.append(_row(index, own, fall, outcomes, accepted, evidence, 1.0 / proof))
-            if accepted:
-                member, seen = index, own
-            elif len(limits) == 1:
+            if not accepted:
                 break
-            else:
-                limits.pop(0)
+            member, seen = index, own
         if not member:
             of_full(outcomes.count)
             seen = full
@@ -247,16 +243,15 @@ def scores(episodes: list[Scored]) -> FloatArray:
     return np.array([each.score for each in episodes], dtype=np.float64)
 
 
-def allowed_falls(outcomes: Outcomes, risk: float, confidence: float) -> tuple[int, ...]:
-    """How many of the episodes may fall by more than the margin, before a member was rejected and
-    after each that was; any of them, and no second chance, where the mean is promised.
+def allowed_falls(outcomes: Outcomes, risk: float, confidence: float) -> int:
+    """How many of the episodes may fall by more than the margin; any where the mean is promised.
 
     Raises:
         CalibrationError: so few episodes prove nothing, even where nothing changes.
     """
     err = PROMISED * (1.0 - confidence)
     if outcomes.promise == "harm":
-        return violation_limits(outcomes.count, risk, 1.0 - err, "episodes")
+        return require_units(outcomes.count, risk, 1.0 - err, "episodes") - 1
     fewest = needed(outcomes.margin, outcomes.high - outcomes.low, err)
     if fewest is None or outcomes.count < fewest:
         raise CalibrationError(
@@ -264,7 +259,7 @@ def allowed_falls(outcomes: Outcomes, risk: float, confidence: float) -> tuple[i
             f"{confidence:g}: it takes about {fewest or 'more than 100,000'} even if no outcome "
             "changes. Give more, or accept a wider margin"
         )
-    return (outcomes.count,)
+    return outcomes.count
 
 
 def episodes_needed(outcomes: Outcomes, risk: float = 0.05, confidence: float = 0.95) -> str:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
 
 from muninn.errors import CalibrationError, InputError
 from muninn.model.schedule import FloatArray
-
-CHANCES = 4
-"""Members that a scan may reject, at most; further limits would let hardly anything pass."""
 
 FULL_EXCEEDS = (
     "full compute itself exceeds the tolerance on more units than the risk allows, against the "
@@ -50,13 +47,8 @@ def order_statistic(units: int, risk: float, confidence: float | None) -> int:
     if confidence is None:
         # 0.29 * 100 is 28.999...; the fuzz restores the exact product
         return math.floor(risk * (units + 1) + 1e-9)
-    return _binomial_rank(units, risk, 1.0 - confidence)
-
-
-def _binomial_rank(units: int, risk: float, err: float) -> int:
-    """The largest r with ``P(Binomial(units, risk) <= r - 1) <= err``."""
     below = stats.binom.cdf(np.arange(units), units, risk)
-    return int(np.searchsorted(below, err, side="right"))
+    return int(np.searchsorted(below, 1.0 - confidence, side="right"))
 
 
 def units_needed(risk: float, confidence: float | None) -> int:
@@ -83,44 +75,32 @@ def require_units(units: int, risk: float, confidence: float | None, what: str) 
     return rank
 
 
-def violation_limits(
-    units: int, risk: float, confidence: float | None, what: str = "units"
-) -> tuple[int, ...]:
-    """Violations that a member may have before any other was rejected, after one was, and so on.
+def choice_limit(units: int, risk: float, confidence: float | None) -> int:
+    """Violations of the running maximum up to which calls may choose a member; -1 if they may not.
 
-    The first limit is that of :func:`order_statistic`. It rarely uses up the probability
-    ``1 - confidence`` of a wrong certificate; each further limit is the largest that fits into what
-    those before it leave. The marginal version has one limit.
+    Confident: the certified member and the free choice are two statements about the same units. So
+    the free choice has what the test of members leaves of ``1 - confidence``, and both hold
+    together. The marginal version makes one statement.
 
-    Raises:
-        CalibrationError: too few units; says how many are needed.
-
-    >>> violation_limits(240, 0.05, 0.95), violation_limits(59, 0.05, 0.95)
-    ((6, 4, 2, 2), (0,))
+    >>> [choice_limit(n, 0.05, 0.95) for n in (59, 240, 400)], choice_limit(400, 0.05, None)
+    ([-1, 4, 10], 19)
     """
-    limits = [require_units(units, risk, confidence, what) - 1]
-    while confidence is not None and len(limits) < CHANCES:
-        spent = float(np.sum(stats.binom.cdf(limits, units, risk)))
-        rank = _binomial_rank(units, risk, 1.0 - confidence - spent)
-        if rank == 0:
-            break
-        limits.append(rank - 1)
-    return tuple(limits)
+    rank = order_statistic(units, risk, confidence)
+    if confidence is None or rank == 0:
+        return rank - 1
+    below = stats.binom.cdf(np.arange(units), units, risk)
+    left = 1.0 - confidence - float(below[rank - 1])
+    return int(np.searchsorted(below, left, side="right")) - 1
 
 
-@dataclass
+@dataclass(frozen=True)
 class Scanned:
-    """What a scan found, of every member that was scanned: whether it was accepted, and its
-    violations, its own and those of the running maximum up to it."""
+    """What a scan found: how many members were accepted, and the violations of each one scanned,
+    the rejected one included: its own, and of the running maximum up to it."""
 
-    passed: list[bool] = field(default_factory=list)
-    own: list[int] = field(default_factory=list)
-    running: list[int] = field(default_factory=list)
-
-    @property
-    def accepted(self) -> int:
-        """How many members there are up to the last that was accepted, which is deployed."""
-        return max((place + 1 for place, passed in enumerate(self.passed) if passed), default=0)
+    accepted: int
+    own: list[int]
+    running: list[int]
 
     def choosable(self, allowed: int) -> int:
         """How many members a call may choose from by itself, for whatever reason."""
@@ -129,36 +109,31 @@ class Scanned:
 
 
 def scan_members(
-    members: Iterable[Iterable[FloatArray]], units: int, limits: Sequence[int], *, running: bool
+    members: Iterable[Iterable[FloatArray]], units: int, allowed: int, *, running: bool
 ) -> Scanned:
     """Scan a family from conservative to aggressive and stop where the promise would break.
 
     ``members`` gives, for each in order, the excess (deviation over tolerance) of all units in
-    chunks, and is consumed lazily. A member is accepted with at most ``limits[0]`` violations; once
-    one was rejected, with at most ``limits[1]``, and so on; the scan ends when a member is rejected
-    at the last limit. ``running`` counts a unit that left the tolerance ever after, even if it
-    comes back: the marginal promise needs it, with one limit. Otherwise each member is tested by
-    its own count, in the frozen order (docs/certificate.md has the proof).
+    chunks, and is consumed lazily. ``running`` counts a unit that left the tolerance ever after,
+    even if it comes back: the marginal promise needs it. Otherwise each member is tested by its
+    own count, in the frozen order, up to the first that fails (docs/certificate.md has the proof).
     """
-    worst, left = np.zeros(units), list(limits)
-    found = Scanned()
+    worst = np.zeros(units)
+    found = Scanned(0, [], [])
     for chunks in members:
         at, own = 0, np.zeros(units)
-        counted = worst if running else own
         for chunk in chunks:
             seen = slice(at, at + len(chunk))
             own[seen] = chunk
             worst[seen] = np.maximum(worst[seen], chunk)
             at = seen.stop
-            if np.count_nonzero(counted > 1.0) > left[0]:
+            if np.count_nonzero((worst if running else own) > 1.0) > allowed:
                 break  # more units can only add violations
         found.own.append(int(np.count_nonzero(own > 1.0)))
         found.running.append(int(np.count_nonzero(worst > 1.0)))
-        found.passed.append(int(np.count_nonzero(counted > 1.0)) <= left[0])
-        if not found.passed[-1]:
-            left.pop(0)
-            if not left:
-                break
+        if (found.running if running else found.own)[-1] > allowed:
+            break
+        found = replace(found, accepted=found.accepted + 1)
     return found
 
 
@@ -168,10 +143,10 @@ def choose_member(excess: FloatArray, risk: float, confidence: float | None) -> 
     Raises:
         CalibrationError: too few units, or even member 0 violates too often.
     """
+    rank = require_units(len(excess), risk, confidence, "units")
     columns = ([column] for column in excess.T)
-    limits = violation_limits(len(excess), risk, confidence)
-    found = scan_members(columns, len(excess), limits, running=confidence is None)
-    if not found.passed[0]:
+    found = scan_members(columns, len(excess), rank - 1, running=confidence is None)
+    if found.accepted == 0:
         raise CalibrationError(FULL_EXCEEDS)
     return found.accepted - 1
 

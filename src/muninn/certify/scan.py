@@ -133,11 +133,12 @@ class Scan:
             yield outcomes
 
     def choose(
-        self, split: list[int], limits: Sequence[int], check_full: bool, running: bool
+        self, split: list[int], allowed: int, check_full: bool, running: bool, free: int = -1
     ) -> tuple[int, int, list[Outcome], list[dict[str, Any]]]:
         """The last member that is accepted, the last that a call may choose, and all figures.
 
-        ``limits`` and ``running`` are as in :func:`muninn.certify.risk.scan_members`.
+        A call may choose up to where the running maximum has at most ``free`` violations.
+        ``running`` is as in :func:`muninn.certify.risk.scan_members`.
 
         Raises:
             CalibrationError: full compute is checked, and exceeds the tolerance too often itself.
@@ -153,17 +154,18 @@ class Scan:
                 yield np.array([outcome.excess for outcome in outcomes])
 
         members = map(scan, range(first, len(self.family)))
-        found = scan_members(members, len(split), limits, running=running)
-        if check_full and not found.passed[0]:
+        found = scan_members(members, len(split), allowed, running=running)
+        accepted = found.accepted
+        if accepted == 0 and check_full:
             raise CalibrationError(FULL_EXCEEDS)
         violations = found.running if running else found.own
         realised = [
-            _summary(first + place, measured[place], count, found.passed[place])
+            _summary(first + place, measured[place], count, place < accepted)
             for place, count in enumerate(violations)
         ]
-        accepted, free = found.accepted, found.choosable(limits[0])
         outcomes = measured[accepted - 1] if accepted else []
-        return first + accepted - 1, first + free - 1, outcomes, realised
+        choosable = max(first + found.choosable(free) - 1, 0)
+        return first + accepted - 1, choosable, outcomes, realised
 
     def bound(self, member: int, outcomes: list[Outcome], split: list[int], risk: float) -> Bound:
         """Isotonic fit on the certify split, conformal residual on units that chose nothing."""

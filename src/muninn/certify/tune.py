@@ -39,6 +39,9 @@ START = 8
 GATES_FROM = 14
 """Evaluations from which gates are tried: with fewer, no planner here was better off with one."""
 
+CLEAR = 1.0 / 3.0
+"""Share of the allowed tuning calls beyond the tolerance, up to which a gate is safe."""
+
 TIMED = 7
 
 
@@ -148,7 +151,9 @@ def frontier_family(
         # one such table would end the scan. Gates are the safe members.
         entries = gates
         if winner == "second look":
-            entries = [e for e in gates if e.kept and e.evaluations > spent[winner]] + looks
+            few = CLEAR * frontier.share * frontier.paired.count
+            safe = [e for e in gates if e.beyond <= few and e.evaluations > spent[winner]]
+            entries = safe + looks
     if winner != "table":
         report |= {"winner": winner} | ({"tables": fewest} if frontier.methods else {})
         report |= {"evaluations": spent[winner]} if math.isfinite(spent[winner]) else {}
@@ -171,8 +176,8 @@ def _fewest(entries: list[Entry]) -> float:
 def safer_first(entries: list[Entry]) -> list[Entry]:
     """Entries from many evaluations to few, without those that a cheaper one is as safe as.
 
-    Every member that fails makes the scan stricter: one with more evaluations that exceeds the
-    tolerance on more tuning calls would do nothing else. Gates are compared with gates: the doubt
+    The scan stops at the first member that fails: one with more evaluations that exceeds the
+    tolerance on more tuning calls would only end it early. Gates are compared with gates: the doubt
     of a second look is fitted to these calls, on which it looks safer than it is.
     """
     gates = [entry for entry in entries if entry.group == GATE]

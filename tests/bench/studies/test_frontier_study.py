@@ -15,7 +15,7 @@ from muninn.certify.frontier import Frontier
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
-from muninn.certify.risk import choose_member, violation_limits
+from muninn.certify.risk import choose_member, order_statistic
 from muninn.errors import InputError
 from muninn.model.solvers import euler
 from muninn.parallel import Map
@@ -72,9 +72,9 @@ def test_a_cell_is_what_the_library_certifies_and_what_fresh_calls_show() -> Non
     )
     member = choose_member(excess.T, study.RISK, study.CONFIDENCE)
     assert 0 < member < len(family) - 1
-    limits = violation_limits(120, study.RISK, study.CONFIDENCE)
+    allowed = order_statistic(120, study.RISK, study.CONFIDENCE) - 1
     with bars(False) as bar:
-        line = study._line(certify, test, family, tolerance, limits, bar)
+        line = study._line(certify, test, family, tolerance, allowed, bar)
     assert line["certified"] and line["program"] == str(family.member(member))
     assert line["evaluations_mean"] == len(anchors[member - 1])
     assert line["violation_rate"] == np.mean(beyond[member] > 1.0)

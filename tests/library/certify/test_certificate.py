@@ -98,7 +98,7 @@ def test_the_file_is_for_safetensors_and_json_only(
     }  # fmt: skip
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])["__metadata__"]
-    assert json.loads(header["muninn_certificate"])["certificate"]["schema"] == 4
+    assert json.loads(header["muninn_certificate"])["certificate"]["schema"] == 5
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path, content: bytes) -> None:
@@ -138,9 +138,9 @@ def test_a_later_schema_is_refused_with_the_way_out(
     tmp_path: Path, issued: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(muninn.certify.certificate_file, "SCHEMA", 4)
-        path = replace(issued, schema=5).save(tmp_path / "c")
-    with pytest.raises(CertificateError, match=r"'schema' is 5.*reads 1 to 4; upgrade muninn-diff"):
+        patch.setattr(muninn.certify.certificate_file, "SCHEMA", 5)
+        path = replace(issued, schema=6).save(tmp_path / "c")
+    with pytest.raises(CertificateError, match=r"'schema' is 6.*reads 1 to 5; upgrade muninn-diff"):
         Certificate.load(path)
 
 

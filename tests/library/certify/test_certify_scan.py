@@ -52,13 +52,15 @@ def scan(
     chunk: int = 7,
     check_full: bool = False,
     running: bool = True,
+    free: int | None = None,
 ) -> Any:
     family = long_family(excess.shape[1])
     units = GivenUnits(excess, family, chunk)
+    free = allowed if free is None else free
     made = Scan(
         Measuring(units), family, Journal(), Map(), lambda description, total: lambda steps: None
     )
-    return *made.choose(list(range(units.count)), (allowed,), check_full, running), units
+    return *made.choose(list(range(units.count)), allowed, check_full, running, free), units
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 100])
@@ -102,6 +104,9 @@ def test_a_confident_scan_counts_each_member_by_itself_and_says_who_may_be_chose
     assert [outcome.evaluations for outcome in outcomes] == [[STEPS - 4]] * 40
     assert scan(excess, allowed=3, running=False, check_full=True)[:2] == (4, 2)
     assert scan(excess, allowed=6, running=False)[:2] == (5, 5)
+    # A stricter limit for the free choice: two of the three that left at member 2 are too many.
+    assert scan(excess, allowed=3, running=False, free=2)[:2] == (4, 1)
+    assert scan(excess, allowed=3, running=False, free=-1)[:2] == (4, 0)
     excess[:4, 1] = 2.0
     assert scan(excess, allowed=3, running=False)[:2] == (0, 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from muninn.certify.certificate import Certificate
 from muninn.certify.evaluate_outcomes import OutcomeEvaluation
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import resolve
-from muninn.certify.outcome_scan import OutcomeScan, allowed_falls, episodes_needed
-from muninn.certify.outcomes import Outcomes, OutcomeUnits, Scored
+from muninn.certify.outcome_scan import OutcomeScan, episodes_needed
+from muninn.certify.outcomes import Outcomes, OutcomeUnits
 from muninn.certify.scan import Measuring
 from muninn.engines.runtime import log_once
 from muninn.errors import CalibrationError, InputError
@@ -90,32 +90,6 @@ def test_every_member_is_tested_on_the_worlds_and_the_noise_of_full_compute() ->
     row = made.realised[0]
     assert made.member == 1 and row["violations"] == row["rises"] == 0
     assert row["fall_mean"] == 0.0 and row["evaluations_mean"] == STEPS
-
-
-def test_a_rejected_program_makes_the_limit_stricter_for_those_after_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked = outcomes(count=300)
-    limits = allowed_falls(asked, 0.1, 0.95)
-    assert limits[0] > limits[1] > limits[2]
-    falls = (0, limits[0], limits[0] + 1, limits[1], limits[1] + 1, limits[2])
-    fixed = table_family(planner().sampler, (12, 10, 6, 3, 2))
-    known = {program.digest: count for program, count in zip(fixed.programs, falls, strict=True)}
-
-    def given(
-        scan: OutcomeScan, name: str, program: Any, stream: str, count: int, **_: Any
-    ) -> Iterator[list[Scored]]:
-        scored = [
-            Scored(float(k >= known[program.digest]), [2, 2], [0.0, 0.0]) for k in range(count)
-        ]
-        yield from (scored[at : at + 20] for at in range(0, count, 20))
-
-    monkeypatch.setattr(OutcomeScan, "episodes", given)
-    units = OutcomeUnits(planner(), asked, 0)
-    scan = OutcomeScan(units, Measuring(units), Journal(), Map(), lambda *_: silent)
-    member, _, seen, rows = scan.certify(fixed, 0.1, 0.95)
-    assert [row["accepted"] for row in rows] == [True, False, True, False, True]
-    assert member == 5 and sum(1.0 - each.score for each in seen) == limits[2]
 
 
 def test_the_certificate_holds_a_limit_of_the_programs_own_mean(harm: Certificate) -> None:

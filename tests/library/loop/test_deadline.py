@@ -227,7 +227,7 @@ def test_even_the_worst_choice_of_a_member_keeps_the_promise() -> None:
     for _ in range(trials):
         excess = np.where(generator.random((200, 12)) < 0.0175, 2.0, 0.5)
         excess[:, 0] = 0.0  # full compute
-        found = scan_members(([column] for column in excess.T), 200, (allowed,), running=False)
+        found = scan_members(([column] for column in excess.T), 200, allowed, running=False)
         free = found.choosable(allowed) - 1
         chosen.append(free)
         offered = replace(issued, member=found.accepted - 1, choosable=free).choices()

@@ -26,7 +26,7 @@ from muninn.certify.certificate import Certificate, library_versions
 from muninn.certify.journal import Journal, code_digest
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls, call_seed
-from muninn.certify.risk import choose_member, order_statistic, scan_members, violation_limits
+from muninn.certify.risk import choose_member, order_statistic, scan_members
 from muninn.certify.units import Episodes, PlanFunction
 from muninn.errors import CalibrationError
 from muninn.model.schedule import FloatArray
@@ -182,7 +182,7 @@ def run_trial(trial: Setting, fresh: int, seed: int, place: int, index: int) -> 
     return {
         "member": certificate.member,
         "method": method.split(",")[0] if certificate.member else "full",
-        "stopped": any(not row["accepted"] for row in certificate.realised),
+        "stopped": not certificate.realised[-1]["accepted"],
         "agreed": _agrees(trial, certificate, contexts, seed) if in_bulk else None,
         **_measure(trial, cache(planner, certificate), fresh, generator),
     }
@@ -223,9 +223,8 @@ def _agrees(trial: Setting, certificate: Certificate, contexts: torch.Tensor, se
         paired = PairedCalls(planner, contexts, trial.units, rms_step, call_seed(seed, 0))
         noises = [paired.noise(split)]
     excess = Laboratory(trial, len(split)).excess(starts, noises)
-    limits = violation_limits(len(split), grid.TRIAL_RISK, grid.CONFIDENCE)
+    allowed = order_statistic(len(split), grid.TRIAL_RISK, grid.CONFIDENCE) - 1
     columns = ([column] for column in excess.T)
-    found = scan_members(columns, len(split), limits, running=False)
-    public = {row["member"]: row["violations"] for row in certificate.realised if row["accepted"]}
-    own = {k: count for k, count in enumerate(found.own) if k and found.passed[k]}
-    return found.accepted - 1 == certificate.member and own == public
+    found = scan_members(columns, len(split), allowed, running=False)
+    public = [row["violations"] for row in certificate.realised if row["accepted"]]
+    return found.accepted - 1 == certificate.member and found.own[1 : found.accepted] == public

@@ -18,7 +18,7 @@ from muninn.certify.frontier import Frontier
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, measure, resolve, rms_step
 from muninn.certify.paired import PairedCalls, call_seed
-from muninn.certify.risk import scan_members, violation_limits
+from muninn.certify.risk import require_units, scan_members
 from muninn.certify.tune import frontier_family
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
@@ -139,10 +139,10 @@ class Calls:
         return replace(paired, metric=metric)
 
     @property
-    def limits(self) -> tuple[int, ...]:
+    def allowed(self) -> int:
         """Violations at which a certificate is still given."""
         count = len(self._contexts["certify"])
-        return violation_limits(count, RISK, CONFIDENCE, "calls to certify")
+        return require_units(count, RISK, CONFIDENCE, "calls to certify") - 1
 
 
 def even_family(planner: Planner, group: str | None) -> Family:
@@ -174,7 +174,7 @@ class Search:
         if group not in self._frontiers:
             advance = self._bar(f"tune {group or 'muninn'}: programs", None)
             first: Frontier | None = next(iter(self._frontiers.values()), None)
-            share = self._calls.limits[0] / self._certify.count
+            share = self._calls.allowed / self._certify.count
             self._frontiers[group] = Rescaled(
                 self._tune, share, self._journal, advance, Map(), group, first
             )
@@ -195,7 +195,7 @@ class Search:
         else:
             family = even_family(self._tune.planner, group)
         return family, certified_member(
-            self._certify, family, tolerance, self._calls.limits, self._bar
+            self._certify, family, tolerance, self._calls.allowed, self._bar
         )
 
 
@@ -214,7 +214,7 @@ def closed_loop_member(
     """
     programs = family.programs[max(1, member - BEFORE) : member + AFTER + 1]
     first = calls.of("certify", promise.metric).count  # those before chose the member
-    limits = violation_limits(episodes, RISK, CONFIDENCE, "episodes to certify")
+    allowed = require_units(episodes, RISK, CONFIDENCE, "episodes to certify") - 1
 
     def excess(program: AnyProgram) -> Iterator[FloatArray]:
         entrant = Entrant.of(program)
@@ -223,5 +223,5 @@ def closed_loop_member(
         judged = judge(paired, entrant.run(drives.site), promise.metric, None)
         yield judged.deviation / promise.tolerance
 
-    found = scan_members(map(excess, programs), episodes, limits, running=False)
+    found = scan_members(map(excess, programs), episodes, allowed, running=False)
     return programs[found.accepted - 1] if found.accepted else None
