@@ -266,5 +266,6 @@ def rows_explained(context: Context) -> Iterator[None]:
             try:
                 require_row_dimension(context)
             except InputError as explained:
-                raise explained from error
+                said = f"the network failed ({type(error).__name__}: {error}), and {explained}"
+                raise InputError(said) from error
         raise

@@ -23,4 +23,4 @@ class CalibrationError(MuninnError):
 
 
 class CertificateError(MuninnError):
-    """A certificate file cannot be read, or was made for another program; names the field."""
+    """A certificate file cannot be read, or was made for another planner; names the field."""

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
+from muninn.certify.alternatives import matched_evaluations
 from muninn.certify.calibrate import split_units
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric
 from muninn.certify.paired import PairedCalls, call_seed
-from muninn.certify.risk import require_units
 from muninn.certify.units import OpenLoop
 from muninn.context import Context, batch_size
 from muninn.errors import InputError
 from muninn.model.planner import Planner
-
-
-def allowed_share(certificate: Certificate) -> float:
-    """The share of calls beyond the tolerance at which a certificate is still given."""
-    certify = certificate.counts["certify"]
-    return (require_units(certify, certificate.risk, certificate.confidence, "") - 1) / certify
-
-
-def matched_evaluations(mean: float) -> int:
-    """Evaluations of the alternatives: Muninn's mean, rounded up, so that they get no fewer."""
-    return max(2, math.ceil(mean - 1e-9))
 
 
 def mean_evaluations(certificate: Certificate) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from muninn.certify.alternatives import allowed_share
 from muninn.certify.calibrate import calibrate
 from muninn.certify.certificate import Certificate
 from muninn.certify.metrics import Metric, resolve
@@ -24,7 +25,7 @@ from muninn.programs.plan import Everywhere, Family, Static
 from muninn.programs.spacing import spread_steps
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSearch, available
-from muninn_bench.measure.matched import allowed_share, tuning_calls
+from muninn_bench.measure.matched import tuning_calls
 from muninn_bench.measure.protocol import Run, plain
 from muninn_bench.measure.rollout import Drive, random_contexts, roll_out
 from muninn_bench.models import model_file

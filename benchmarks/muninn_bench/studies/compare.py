@@ -16,12 +16,12 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
+from muninn.certify.alternatives import matched_evaluations
 from muninn.certify.cached import cache
 from muninn.certify.certificate import Certificate
 from muninn.files import write_whole
 from muninn.model.planner import Planner
 from muninn.progress import bars
-from muninn_bench.measure.matched import matched_evaluations
 from muninn_bench.measure.protocol import (
     Call,
     Outcomes,

@@ -6,6 +6,7 @@ spacing and its order are chosen on tuning calls, none of which judges.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,9 +18,9 @@ from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls
 from muninn.certify.risk import order_statistic, wilson
 from muninn.certify.units import Episodes, Outcome, Units, units_of
-from muninn.context import Context
+from muninn.context import Context, unlike
 from muninn.errors import InputError
-from muninn.identity.rows import met_again, row_marks
+from muninn.identity.rows import DIGITS, met_again, row_marks
 from muninn.model.planner import Planner
 from muninn.parallel import Map
 from muninn.programs.methods import methods
@@ -58,9 +59,20 @@ class Alternative:
     evaluations: int  # of a call
     program: str
     seconds: float  # median of a call of one row, in turns with the certified program
-    within: float  # deviation that 95% of the calls stay below
+    within: float | None  # deviation that 95% of the calls stay below; None where too many failed
     violations: int  # units beyond the tolerance, those where it failed included
     interval: tuple[float, float]  # 95% Wilson interval of their share
+
+
+def allowed_share(made: Certificate) -> float:
+    """The share of calls beyond the tolerance at which a certificate is still given."""
+    certify = made.counts["certify"]
+    return (order_statistic(certify, made.risk, made.confidence) - 1) / certify
+
+
+def matched_evaluations(mean: float) -> int:
+    """Evaluations of the alternatives: Muninn's mean, rounded up, so that they get no fewer."""
+    return max(2, math.ceil(mean - 1e-9))
 
 
 def available(planner: Planner) -> tuple[str, ...]:
@@ -89,14 +101,20 @@ def calls_to_tune_on(
             "own, which only a study of the task can compare. Leave compare out"
         )
     own = units_of(planner, calls, *terms, "call", None, made.seed + 1, made.batch_size, reference)
+    if own.form != judging.form:
+        told = unlike(judging.form, own.form) if judging.form and own.form else "give contexts"
+        raise InputError(f"compare is of another form than the calls that judge: {told}")
     if met := met_again(row_marks(judging.rows(range(judging.count))), own.rows(range(own.count))):
-        raise InputError(f"{met} calls that alternatives are to be tuned on judge: give others")
+        raise InputError(
+            f"{met} of the calls in compare also judge: give others, or tuning would see them"
+        )
     if own.count < FEWEST:
         raise InputError(
             f"{own.count} calls are too few to tune alternatives on: give at least {FEWEST} that "
             "do not judge"
         )
-    count = min(own.count, max(TUNED_ON, made.counts["tune"]))
+    tuned_on = len(made.family.tuned_on) // DIGITS or made.counts["tune"]  # calls, or units
+    count = min(own.count, max(TUNED_ON, tuned_on))
     return own.for_tuning(np.linspace(0, own.count - 1, count).round().astype(int).tolist())
 
 
@@ -112,10 +130,10 @@ def tuned(
 
     Empty where the sampler has no more steps than that, or no table fits the planner.
     """
-    planner, certify = tuning.planner, made.counts["certify"]
+    planner = tuning.planner
     if evaluations >= len(planner.sampler):
         return {}
-    share = (order_statistic(certify, made.risk, made.confidence) - 1) / certify
+    share = allowed_share(made)
     names, advance = available(planner), task("compare: programs tried", None)
     together = Frontier(tuning, tolerance, share, advance=advance, workers=crew, groups=names)
     groups = {method.group for method in together.methods.values()}
@@ -138,13 +156,17 @@ def measured(
     beyond = sum(
         failed or outcome.excess > 1.0 for failed, outcome in zip(failures, outcomes, strict=True)
     )
-    deviations = np.concatenate([outcome.deviation for outcome in outcomes])
+    deviations = np.concatenate(
+        [np.where(np.isnan(each.estimate), np.inf, each.deviation) for each in outcomes]
+    )
+    with np.errstate(invalid="ignore"):  # of failures alone
+        within = float(np.quantile(deviations, 0.95))
     return Alternative(
         method,
         program.most_evaluations(steps),
         str(program),
         seconds,
-        float(np.quantile(deviations, 0.95)),
+        within if math.isfinite(within) else None,
         int(beyond),
         wilson(int(beyond), len(outcomes)),
     )

@@ -62,7 +62,7 @@ class CachedPlanner:
         self._judged = reason
         if certificate is not None and (found := self._identify(certificate)):
             self._judged = (
-                f"the certificate was made for another program: {'; '.join(found)}. Calibrate this "
+                f"the certificate was made for another planner: {'; '.join(found)}. Calibrate this "
                 "planner"
             )
             if on_mismatch == "error":
@@ -265,7 +265,7 @@ def cache(
     Args:
         planner: the planner that was calibrated.
         certificate: the certificate, or the path of its file.
-        on_mismatch: what to do if the file cannot be read or was made for another program, or if
+        on_mismatch: what to do if the file cannot be read or was made for another planner, or if
             a later call does not fit it (the network was changed, other autocast, another kind of
             context): ``error`` raises, ``full`` runs full compute and says so in every record.
         on_failure: the same for a call that fails (NaN, unexpected shape).

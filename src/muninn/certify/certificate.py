@@ -22,7 +22,6 @@ from muninn.identity.arithmetic import Arithmetic
 from muninn.model.planner import Planner
 from muninn.model.schedule import FloatArray
 from muninn.programs.plan import AnyProgram, Family
-from muninn.programs.second_look import SecondLook
 
 
 def library_versions() -> dict[str, str]:
@@ -56,7 +55,7 @@ class Bound:
         return np.asarray(np.maximum(self.fitted(estimate) + self.quantile, 0.0))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Certificate:
     """A promise about one program, and everything needed to check that it is the one deployed."""
 
@@ -110,21 +109,19 @@ class Certificate:
         return self.family.member(self.member)
 
     def rank(self, estimate: FloatArray) -> FloatArray:
-        """Share of calibration calls whose accumulated estimate was smaller; 1 if it is missing.
-
-        Calls that a second look plans in full rank above all others: full compute, which estimates
-        no error, was run because they were in doubt.
-        """
-        known = self.estimates
-        if isinstance(self.program, SecondLook) and self.program.in_full:
-            known = np.sort(np.where(known == 0.0, np.inf, known))
-            estimate = np.where(estimate == 0.0, np.inf, estimate)
-        place = np.searchsorted(known, estimate) / max(len(known), 1)
+        """Share of calibration calls whose accumulated estimate was smaller; 1 if it is missing."""
+        place = np.searchsorted(self.estimates, estimate) / max(len(self.estimates), 1)
         return np.asarray(np.where(np.isnan(estimate), 1.0, place))
 
     def promise(self) -> str:
         """The promise in one plain sentence."""
         return promise_of(self)
+
+    def __str__(self) -> str:
+        return self.promise()
+
+    def __repr__(self) -> str:
+        return f"<Certificate: {self.promise()}>"
 
     def terms(
         self, metric: str | Metric | None, tolerance: Tolerance | None

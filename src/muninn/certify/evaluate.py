@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -11,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from muninn.certify.alternatives import FULL, Alternative, calls_to_tune_on, measured, tuned
+from muninn.certify.alternatives import (
+    FULL,
+    Alternative,
+    calls_to_tune_on,
+    matched_evaluations,
+    measured,
+    tuned,
+)
 from muninn.certify.cached import cache
 from muninn.certify.calibrate import whole
 from muninn.certify.certificate import Certificate, differences
@@ -60,6 +66,8 @@ class Evaluation:
     alternatives: list[Alternative] = field(default_factory=list)
     """Full compute, and published methods with as many evaluations; empty without ``compare``."""
     compared_on: int = 0  # calls that the published methods were tuned on
+    evaluations_most: int = 0  # of any call
+    slower: float = 0.0  # share of calls with more evaluations than full compute
 
     @property
     def kept(self) -> bool:
@@ -69,12 +77,18 @@ class Evaluation:
     def sentence(self) -> str:
         """The judgement in one plain sentence."""
         share, (low, high) = self.violations / self.units, self.interval
-        doubt = "" if self.kept else f", p = {self.p_value:.2g} if the promise were true"
+        verdict, doubt = "Kept", ""
+        if share > self.risk:
+            verdict = "Not refuted" if self.kept else "Not kept"
+            doubt = f", p = {self.p_value:.2g} if the promise is true"
         return (
-            f"{'Kept' if self.kept else 'Not kept'}: {self.violations} of {self.units} new "
+            f"{verdict}: {self.violations} of {self.units} new "
             f"{self.unit}s went beyond the tolerance ({share:.1%}, 95% interval {low:.1%} to "
             f"{high:.1%}{doubt}), and the promise was: {self.promise}"
         )
+
+    def __str__(self) -> str:
+        return self.sentence()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, the judgement included."""
@@ -169,11 +183,14 @@ def evaluate(
         terms = deviation, limit
         tuning = calls_to_tune_on(planner, made, compare, units, terms, reference)
     timed = units.examples(TIMED)
+    if (reason := fast.other_arithmetic or fast.misfit(timed[0], 1)) is not None:
+        fast.refuse(reason)
     networks = [(planner, made.questions), *([] if reference is None else [(reference, None)])]
     measuring = Measuring(units, networks, [deviation, limit])
     starts = range(0, units.count, units.chunk)
     chunks = [range(at, min(at + units.chunk, units.count)) for at in starts]
-    programs: dict[str, AnyProgram] = {}
+    full = made.family.member(0)
+    plans: dict[str, AnyProgram] = {FULL: full}
     with workers_of(workers, planner.device) as crew, bars(progress) as task:
 
         def run(program: AnyProgram, title: str) -> list[Outcome]:
@@ -184,17 +201,15 @@ def evaluate(
             return outcomes
 
         outcomes = run(made.program, f"evaluate {unit}s")
-        evaluations = float(np.concatenate([each.evaluations for each in outcomes]).mean())
+        spent = np.concatenate([each.evaluations for each in outcomes])
+        evaluations, steps = float(spent.mean()), len(planner.sampler)
+        others: dict[str, list[Outcome]] = {}
         if tuning is not None:
-            many = max(2, math.ceil(evaluations - 1e-9))  # so that alternatives get no fewer
-            programs[FULL] = made.family.member(0)
-            programs |= tuned(tuning, made, limit, many, crew, task)
-        others = {name: run(program, f"compare {name}") for name, program in programs.items()}
-    rivals = [runtime_for(planner, program) for name, program in programs.items() if name != FULL]
-    full_plan = runtime_for(planner, made.family.member(0))
-    runs: list[Callable[..., object]] = [full_plan, fast, *rivals]
-    full, certified, *rest = median_seconds(runs, *timed)
-    spent = zip(programs.items(), [full, *rest], strict=False)
+            plans |= tuned(tuning, made, limit, matched_evaluations(evaluations), crew, task)
+            others = {name: run(program, f"compare {name}") for name, program in plans.items()}
+    runs: list[Callable[..., object]] = [runtime_for(planner, each) for each in plans.values()]
+    certified, *rest = median_seconds([fast, *runs], *timed)
+    seconds = dict(zip(plans, rest, strict=True))
     violations = sum(outcome.excess > 1.0 for outcome in outcomes)
     deviations = np.concatenate([outcome.deviation for outcome in outcomes])
     bound = made.bound
@@ -214,13 +229,15 @@ def evaluate(
             for name, share in {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}.items()
         },
         evaluations=evaluations,
-        steps=made.identity["sampler"]["steps"],
-        seconds={"full": full, "certified": certified},
+        steps=steps,
+        evaluations_most=int(spent.max()),
+        slower=float(np.mean(spent > steps)),
+        seconds={"full": seconds[FULL], "certified": certified},
         coverage=float(np.mean(covered)),
         seed=seed,
         alternatives=[
-            measured(name, program, len(planner.sampler), others[name], seconds)
-            for (name, program), seconds in spent
+            measured(name, plans[name], steps, found, seconds[name])
+            for name, found in others.items()
         ],
         compared_on=0 if tuning is None else tuning.count,
     )

@@ -7,7 +7,12 @@ from typing import Any
 
 def page(run: dict[str, Any]) -> str:
     """An evaluation in Markdown."""
-    rows = {"denoiser evaluations per call": f"{run['evaluations']:.1f} of {run['steps']}"}
+    spent = f"{run['evaluations']:.1f} of {run['steps']}"
+    if run.get("evaluations_most", 0) > run["evaluations"]:
+        spent += f" on average, at most {run['evaluations_most']}"
+    if run.get("slower"):
+        spent += f"; more than full compute in {run['slower']:.1%} of calls"
+    rows = {"denoiser evaluations per call": spent}
     if "falls" in run:  # of an outcome
         rows |= {
             "mean score": f"{run['score']:.4g}, full compute {run['score_full']:.4g}",
@@ -66,6 +71,6 @@ def _comparison(run: dict[str, Any]) -> str:
 def _row(row: dict[str, Any], units: int) -> str:
     low, high = row["interval"]
     beyond = f"{row['violations'] / units:.1%} ({low:.1%} to {high:.1%})"
-    within = f"{row['within']:.3g}"
+    within = "never" if row["within"] is None else f"{row['within']:.3g}"
     spent = f"{row['evaluations']:.3g} | {1e3 * row['seconds']:.2f}"
     return f"| {row['method']} | {spent} | {within} | {beyond} |\n"

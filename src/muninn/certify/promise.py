@@ -31,7 +31,8 @@ def promise_of(made: Certificate) -> str:
         )
     means = {row["member"]: row["evaluations_mean"] for row in made.realised}
     spent = means.get(made.member, made.program.most_evaluations(steps))
-    mean = "" if made.program.fixed else " on average"
+    most = {row["member"]: row["evaluations_max"] for row in made.realised}.get(made.member)
+    mean = "" if made.program.fixed else f" on average{f' and {most} at most' if most else ''}"
     return f"With {spent:.3g} of {steps} evaluations a call{mean}, {promised}."
 
 

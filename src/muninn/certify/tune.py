@@ -146,7 +146,7 @@ def frontier_family(
         # are far on the safe side and the fewest, second looks only.
         far = SAFE[-1] * fewest
         entries = [e for e in entries if not fewest < e.evaluations < far] + looks
-    if gates and winner != "table":
+    if gates and (winner != "table" or not entries):
         # Some calls are at a fork: tables take another route there even with more evaluations, and
         # one such table would end the scan. Gates are the safe members.
         entries = gates
@@ -244,11 +244,12 @@ def _cheapest_rung(frontier: Frontier, rungs: list[int]) -> int:
 def _worth_their_time(frontier: Frontier, gates: list[Entry], tables: list[Entry]) -> list[Entry]:
     """The gates, if one takes less time on the planner's engine than a table with as many or more
     evaluations: a gate decides on the way, which a table need not."""
-    rivals = [e for e in tables if gates and e.evaluations >= gates[-1].evaluations]
-    if not rivals:
+    gate = min((e for e in gates if e.kept), key=lambda e: e.evaluations, default=None)
+    rivals = [e for e in tables if gate is not None and e.evaluations >= gate.evaluations]
+    if gate is None or not rivals:
         return gates
     paired, first = frontier.paired, list(range(min(TIMED, frontier.paired.count)))
     rival = min(rivals, key=lambda entry: entry.evaluations)
-    runs = [runtime_for(frontier.planner, entry.program) for entry in (gates[-1], rival)]
+    runs = [runtime_for(frontier.planner, entry.program) for entry in (gate, rival)]
     spent = median_seconds(runs, paired.contexts(first), paired.noise(first))
     return gates if spent[0] < spent[1] else []

@@ -36,7 +36,8 @@ class SecondLook(AnyProgram, kind="second look"):
             weights, limit = tuple(map(float, self.weights)), float(self.limit)
         except (TypeError, ValueError) as error:
             raise InputError(f"a second look holds two programs and numbers; {error}") from error
-        if not (isinstance(self.first, Table) and (self.in_full or isinstance(self.second, Table))):
+        full = isinstance(self.second, Program) and isinstance(self.second.plan, Everywhere)
+        if not (isinstance(self.first, Table) and (full or isinstance(self.second, Table))):
             raise InputError("a second look is made of two tables, or a table and full compute")
         if not weights or not np.isfinite([*weights, limit]).all():
             raise InputError("a second look needs finite weights, one a gap, and a finite limit")
@@ -45,11 +46,6 @@ class SecondLook(AnyProgram, kind="second look"):
 
     def __str__(self) -> str:
         return f"{self.first}; if in doubt, {self.second}"
-
-    @property
-    def in_full(self) -> bool:
-        """Whether calls in doubt are planned with full compute."""
-        return isinstance(self.second, Program) and isinstance(self.second.plan, Everywhere)
 
     @property
     def fixed(self) -> bool:

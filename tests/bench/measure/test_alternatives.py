@@ -14,6 +14,7 @@ import muninn.certify.calibrate
 import muninn.certify.published
 import muninn.certify.risk
 from analytic import mixture_planner
+from muninn.certify.alternatives import allowed_share
 from muninn.certify.frontier import Frontier
 from muninn.certify.metrics import rms_step
 from muninn.certify.paired import PairedCalls
@@ -32,7 +33,7 @@ from muninn_bench.measure.alternatives import (
     every_order,
 )
 from muninn_bench.measure.baselines import fixed_skip
-from muninn_bench.measure.matched import allowed_share, mean_evaluations, tuning_calls
+from muninn_bench.measure.matched import mean_evaluations, tuning_calls
 
 SHAPE, STEPS, CALLS, COUNT = (8, 2), 40, 24, 7
 SCHEDULE = Schedule.cosine(STEPS)

@@ -9,9 +9,9 @@ import pytest
 
 import closed_loop_cases as cases
 import loop_cases
+from muninn.certify.alternatives import allowed_share
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn_bench.measure.alternatives import Alternative
-from muninn_bench.measure.matched import allowed_share
 from muninn_bench.platform import position_metric
 from muninn_bench.studies.closed_loop.study import Paths, Settings, prepare, scout
 

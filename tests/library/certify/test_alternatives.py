@@ -25,6 +25,7 @@ from muninn.certify.risk import wilson
 from muninn.certify.target import apart
 from muninn.certify.units import Outcome, units_of
 from muninn.errors import InputError
+from muninn.identity.rows import row_marks
 from muninn.model.planner import Planner
 from muninn.model.schedule import Schedule
 from muninn.model.solvers import ddim, euler
@@ -99,7 +100,10 @@ def test_a_method_is_judged_on_the_same_calls_and_noise_as_the_certificate(
 def test_a_call_in_which_a_method_failed_counts_against_it() -> None:
     failed, fine = Outcome([0.0], [0.1], [math.nan], [9]), Outcome([0.05], [0.1], [0.0], [4])
     program = Program.full("sample")
-    assert measured("Heun", program, STEPS, [failed, fine], 0.1).violations == 1
+    found = measured("Heun", program, STEPS, [failed, fine], 0.1)
+    assert found.violations == 1 and found.within is None  # full compute's plan is no credit
+    rare = measured("Heun", program, STEPS, [*[fine] * 39, failed], 0.1)
+    assert rare.violations == 1 and rare.within == 0.05
 
 
 def test_tuning_takes_other_calls_with_other_noise(issued: Certificate) -> None:
@@ -121,14 +125,28 @@ def test_calls_that_judge_or_are_too_few_tune_nothing(issued: Certificate) -> No
     def judge(compare: Any) -> None:
         evaluate(planner(), issued, contexts(JUDGED, 2), compare=compare, progress=False)
 
-    with pytest.raises(
-        InputError, match=f"{JUDGED} calls that alternatives are to be tuned on judg"
-    ):
+    with pytest.raises(InputError, match=f"{JUDGED} of the calls in compare also judge"):
         judge(contexts(JUDGED, 2))
     with pytest.raises(
         InputError, match="15 calls are too few to tune alternatives on: give at lea"
     ):
         judge(contexts(15, 3))
+
+
+@pytest.mark.parametrize(
+    "compare", [64, contexts(64, 3).double(), contexts(64, 3)[:, :1], {"goal": contexts(64, 3)}]
+)
+def test_calls_of_another_form_tune_nothing(issued: Certificate, compare: Any) -> None:
+    with pytest.raises(InputError, match="compare is of another form than the calls that judge"):
+        evaluate(planner(), issued, contexts(JUDGED, 2), compare=compare, progress=False)
+
+
+def test_a_family_of_episodes_counts_its_calls(issued: Certificate) -> None:
+    own, fresh = contexts(400, 1), contexts(JUDGED, 2)
+    units = units_of(planner(), fresh, *TERMS, "call", None, issued.seed + 1, 32, None)
+    marked = replace(issued.family, tuned_on=row_marks(contexts(150, 4)))
+    made = replace(issued, family=marked, counts={**issued.counts, "tune": 15})
+    assert calls_to_tune_on(planner(), made, own, units, TERMS, None).count == 150
 
 
 def test_episodes_are_not_compared() -> None:

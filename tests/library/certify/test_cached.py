@@ -159,7 +159,7 @@ def test_a_mismatch_is_an_error_or_full_compute_bit_for_bit(
 ) -> None:
     other = CHANGES[field](planner())
     with pytest.raises(
-        CertificateError, match=r"made for another program.*Calibrate this"
+        CertificateError, match=r"made for another planner.*Calibrate this"
     ) as error:
         cache(other, issued)
     assert field in str(error.value)

@@ -64,6 +64,10 @@ def test_a_certificate_survives_its_file(tmp_path: Path, issued: Certificate) ->
     assert [file.name for file in (tmp_path / "new" / "folder").iterdir()] == ["c.safetensors"]
 
 
+def test_printing_a_certificate_prints_its_promise(issued: Certificate) -> None:
+    assert str(issued) == issued.promise() and len(repr(issued)) < 1000
+
+
 def test_full_compute_alone_survives_its_file_too(tmp_path: Path) -> None:
     strict = certificate(tolerance=1e-9)
     assert strict.member == 0 and len(strict.estimates) == 0

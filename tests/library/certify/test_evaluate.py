@@ -18,6 +18,7 @@ from certify_cases import SHORT_FAMILY, drive
 from muninn.certify.certificate import Certificate
 from muninn.certify.evaluate import Evaluation, evaluate
 from muninn.certify.metrics import rms_step
+from muninn.certify.page import page
 from muninn.certify.paired import PairedCalls, call_seed
 from muninn.certify.risk import excess_p_value, wilson
 from muninn.errors import CertificateError, InputError
@@ -90,6 +91,24 @@ def test_every_figure_is_that_of_paired_calls_with_the_same_noise(
     assert judged.coverage == covered.mean()
     assert abs(judged.coverage - (1 - issued.risk)) < 0.05
     assert 0.0 < judged.seconds["certified"] < judged.seconds["full"]  # with a third of the work
+
+
+def test_a_share_above_the_promised_one_is_kept_only_as_far_as_calls_can_tell(
+    judged: Evaluation,
+) -> None:
+    above = replace(judged, violations=22, p_value=excess_p_value(22, 400, 0.05))
+    assert above.risk == 0.05 and above.kept
+    assert above.sentence().startswith("Not refuted: 22 of 400 new calls")
+    assert f"p = {above.p_value:.2g} if the promise is true" in above.sentence()
+    assert str(judged) == judged.sentence()
+
+
+def test_the_page_says_where_calls_take_more_than_full_compute(judged: Evaluation) -> None:
+    assert judged.evaluations_most == judged.evaluations and judged.slower == 0.0  # a static plan
+    assert f"| {judged.evaluations:.1f} of {judged.steps} |" in page(judged.to_json())
+    looks = replace(judged, evaluations=18.8, evaluations_most=110, slower=0.1)
+    told = page(looks.to_json())
+    assert "on average, at most 110; more than full compute in 10.0% of calls |" in told
 
 
 @pytest.mark.parametrize("confidence", [0.95, None])
@@ -168,13 +187,15 @@ def test_functions_of_the_user_are_asked_for_by_name(issued: Certificate) -> Non
     ("changes", "error", "message"),
     [
         ({"planner": mixture_planner(ddim(Schedule.cosine(20), kind="sample"), (8, 2), seed=1)},
-         CertificateError, "made for another program"),
+         CertificateError, "made for another planner"),
         ({"planner": None}, InputError, r"muninn\.Planner, got NoneType"),
         ({"contexts": contexts(58, 2)}, InputError, "58 calls cannot judge.*at least 59 new ones"),
         ({"contexts": contexts(300, 1)}, InputError, "300 of these contexts were calibrated"),
         ({"contexts": torch.cat([contexts(300, 1)[150:151], contexts(60, 2)]).double()}, InputError,
          "1 of these contexts were calibrated or tuned on: only new"),
         ({"contexts": contexts(60, 2)[:, :1]}, CertificateError, "give contexts like those"),
+        ({"contexts": {"goal": contexts(60, 2)}}, CertificateError, "give contexts like those"),
+        ({"contexts": contexts(60, 2).double()}, CertificateError, r"\.to\(torch\.float32\)"),
         ({"contexts": torch.zeros(2)}, InputError, r"context\[None\] for one call"),
         ({"contexts": muninn.Episodes(drive, 60)}, InputError, "open loop: give contexts, or a"),
         ({"seed": 0}, InputError, "seed 0 is that of the calibration; take another"),

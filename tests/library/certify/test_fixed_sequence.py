@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from certify_cases import certificate
+from certify_cases import certificate, contexts
 from muninn.certify.certificate import Certificate
 from muninn.certify.risk import choice_limit, order_statistic, scan_members
 from muninn.model.schedule import FloatArray
@@ -102,7 +102,7 @@ def test_the_member_and_the_free_choice_hold_together() -> None:
 
 @pytest.fixture(scope="module")
 def issued() -> Certificate:
-    return certificate()
+    return certificate(calls=contexts(300))  # enough for the member and the free choice together
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from scipy import stats
 
 import muninn
-from certify_cases import certificate, tuned
+from certify_cases import tuned
 from muninn.certify.certificate import Certificate
 from muninn.certify.frontier import Frontier, ladder
 from muninn.certify.journal import Journal
@@ -124,26 +123,3 @@ def test_it_is_certified_deployed_and_keeps_its_promise(
     assert all(math.isfinite(value) for value in (*record.bound, *record.rank))
     most = issued.program.most_evaluations(30)
     assert issued.realised[issued.member - 1]["evaluations_max"] == most
-
-
-def test_a_call_that_is_planned_in_full_ranks_as_hard_and_not_as_easy(family: Family) -> None:
-    paired = waving(96, **HARD)
-    member = next(
-        place for place, program in enumerate(family.programs)
-        if isinstance(program, SecondLook) and program.in_full
-    )  # fmt: skip
-    program = family.member(member)
-    assert isinstance(program, SecondLook)
-    measured = paired.measure_in_batches(program, list(range(paired.count)))
-    again = measured.evaluations > len(program.first.states)
-    assert 0 < again.sum() < paired.count
-    np.testing.assert_array_equal(again, measured.estimate == 0.0)  # full compute has no error
-    made = replace(
-        certificate(), family=family, member=member, estimates=np.sort(measured.estimate)
-    )
-    rank = made.rank(measured.estimate)
-    assert rank[again].min() == rank[again].max() == 1.0 - again.mean()
-    assert rank[~again].max() < 1.0 - again.mean() and rank[~again].min() == 0.0
-    assert made.rank(np.array([np.nan, 0.0]))[0] == 1.0
-    table = replace(made, family=Family((family.member(0), program.first), "table"), member=1)
-    assert table.rank(np.array([0.0]))[0] == 0.0  # a table that estimates nothing is sure

@@ -224,7 +224,7 @@ def test_a_certificate_for_another_model_runs_full_compute_and_says_so() -> None
     noise = other.draw_noise(seeds=[command.seed])
     assert torch.equal(command.plan[None], other.sample(cases.starts(1, 0), noise=noise))
     assert command.report.fallback is not None
-    assert "made for another program" in command.report.fallback
+    assert "made for another planner" in command.report.fallback
     assert command.report.signal is None
 
 

@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from muninn.certify.alternatives import allowed_share
 from muninn.certify.cached import cache as cached
 from muninn.certify.calibrate import calibrate
 from muninn.certify.journal import Journal
@@ -34,7 +35,7 @@ from muninn.files import write_whole
 from muninn.parallel import Workers, workers_of
 from muninn.progress import bars
 from muninn_bench.measure.alternatives import TAYLOR, Alternative, AlternativeSearch, available
-from muninn_bench.measure.matched import allowed_share, mean_evaluations
+from muninn_bench.measure.matched import mean_evaluations
 from muninn_bench.measure.protocol import Run
 from muninn_bench.models import model_file
 from muninn_bench.networks.on_gpu import evaluate_on_gpu

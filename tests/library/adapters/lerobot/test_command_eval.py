@@ -56,4 +56,4 @@ def test_a_certificate_of_another_policy_ends_it_or_leaves_it_as_it_is(tmp_path:
     assert rewards(full) == rewards(plain) and max(rewards(plain)) > 0.0
     error, result = evaluate(checkpoint, "error", *CACHED)
     assert result.returncode == 2 and not (error / "eval_info.json").exists()
-    assert "error: the certificate was made for another program: model.weights" in result.stdout
+    assert "error: the certificate was made for another planner: model.weights" in result.stdout

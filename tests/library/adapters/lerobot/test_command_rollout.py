@@ -90,7 +90,7 @@ def test_what_cannot_be_certified_ends_it_before_the_robot_is_connected(tmp_path
     for argument, message in [
         ("--inference.type=rtc", "error: real-time chunking (RTC)"),
         ("--use_torch_compile=true", "error: the loop is compiled"),
-        ("--task=pick", "error: the certificate was made for another program"),
+        ("--task=pick", "error: the certificate was made for another planner"),
     ]:
         if "program" in message:
             certify_pusht(pusht_policy()).save(checkpoint / CERTIFICATE)

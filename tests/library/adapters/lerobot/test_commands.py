@@ -127,7 +127,7 @@ def test_a_certificate_of_another_policy_is_an_error_at_every_call_or_full_compu
     other.save_pretrained(checkpoint)
     with certified() as tallies:
         policy = load(checkpoint)
-        with pytest.raises(CertificateError, match=r"made for another program: model\.weights"):
+        with pytest.raises(CertificateError, match=r"made for another planner: model\.weights"):
             policy.to("cpu")
         for _ in range(2):  # a server goes on after the first
             with pytest.raises(CertificateError, match=r"model\.weights"):
