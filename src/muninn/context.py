@@ -254,10 +254,11 @@ def require_row_dimension(context: Context, name: str = "the context") -> None:
 
 
 @contextmanager
-def rows_explained(context: Context) -> Iterator[None]:
-    """Where a network fails on tensors without a row dimension, raise an InputError that says so.
+def call_explained(x: Tensor, context: Context) -> Iterator[None]:
+    """Where a network fails, its error gets a note of what it was called with (Python 3.11).
 
-    A network may take one number a call, (rows,), so that nothing is refused before it fails.
+    Where the context has no row dimension, an InputError says so instead: a network may take one
+    number a call, (rows,), so that nothing is refused before it fails.
     """
     try:
         yield
@@ -268,4 +269,9 @@ def rows_explained(context: Context) -> Iterator[None]:
             except InputError as explained:
                 said = f"the network failed ({type(error).__name__}: {error}), and {explained}"
                 raise InputError(said) from error
+        note = getattr(error, "add_note", None)
+        if note is not None and not isinstance(error, MuninnError):
+            given = {"x": x} | dict(tensors(context))
+            words = ", ".join(f"{name} {(*t.shape,)} {t.dtype}" for name, t in given.items())
+            note(f"Muninn calls the network with x, timestep and context: {words}")
         raise

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from muninn.certify.certificate import Certificate, differences
-from muninn.context import Context, form, rows_explained, unlike
+from muninn.context import Context, call_explained, form, unlike
 from muninn.engines.choose import runtime_for
 from muninn.engines.runtime import OnFailure, Runtime, log_once
 from muninn.errors import CertificateError, InputError
@@ -247,7 +247,7 @@ class CachedPlanner:
         log_once(f"running full compute: {reason}")
 
     def _in_full(self, context: Context, noise: Noise, reason: str | None) -> tuple[Tensor, Record]:
-        with rows_explained(context):
+        with call_explained(noise.initial, context):
             trajectory, record = self._full.run(context, noise)
         return trajectory, replace(record, fallback=(reason,) * len(trajectory))
 

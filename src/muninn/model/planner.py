@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from muninn.context import Context, batch_size, rows_explained, tensors
+from muninn.context import Context, batch_size, call_explained, tensors
 from muninn.errors import InputError
 from muninn.model.denoiser import Denoiser, at_timestep, check_prediction, fingerprint, own_loop
 from muninn.model.sampler import Sampler
@@ -233,7 +233,7 @@ class Planner:
         """
         noise = self.prepare(context, noise, generator)
         x = self.start(noise, context)
-        with own_loop(), rows_explained(context):
+        with own_loop(), call_explained(x, context):
             for step in range(len(self.sampler)):
                 if visit is not None:
                     visit(step, x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -286,6 +287,26 @@ def test_a_single_call_without_its_row_is_told_how_to_get_one(context: Any, plac
     planner = Planner(first_of_each, ddim(SCHEDULE, 4, kind="sample"), SHAPE)
     with pytest.raises(InputError, match=re.escape(f"the first counts calls: give {place} for")):
         planner.sample(context)
+
+
+def test_an_error_of_the_network_says_what_it_was_called_with() -> None:
+    def swapped(timestep: Tensor, x: Tensor, context: Any) -> Tensor:
+        return x.expand(7, 7) + timestep
+
+    planner = Planner(swapped, ddim(SCHEDULE, 4, kind="sample"), SHAPE)
+    with pytest.raises(RuntimeError) as told:
+        planner.sample({"goal": torch.zeros(3, 2)})
+    said = f"x (3, {SHAPE[0]}, {SHAPE[1]}) torch.float32, context['goal'] (3, 2) torch.float32"
+    if sys.version_info >= (3, 11):
+        assert told.value.__notes__ == [
+            f"Muninn calls the network with x, timestep and context: {said}"
+        ]
+
+    def full_memory(x: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(InputError, match=r"network failed \(RuntimeError: out of memory\), and"):
+        replace(planner, denoiser=full_memory).sample(torch.zeros(3))
 
 
 def test_one_number_a_call_is_a_context_and_other_errors_stay_as_they_are() -> None:
