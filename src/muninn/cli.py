@@ -92,6 +92,9 @@ def calibrate(
     risk: Annotated[float, typer.Option(help="Share of calls that may exceed it.")] = 0.05,
     confidence: Annotated[float, typer.Option(help="That the risk is kept.")] = 0.95,
     metric: Annotated[str, typer.Option(help="rms_step, max_step or executed:N.")] = "rms_step",
+    objective: Annotated[
+        str, typer.Option(help="What tuning minimises: evaluations in the mean, time or worst.")
+    ] = "evaluations",
     calls: Annotated[int | None, typer.Option(help="Take the first so many contexts.")] = None,
     seed: Annotated[int, typer.Option(help="Of splits and noise.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Calls run together.")] = 32,
@@ -116,7 +119,9 @@ def calibrate(
             "--tolerance is missing: the largest deviation that is acceptable, in units of the "
             "metric; there is no default"
         )
-    frozen = None if family is None else _read(family, "family", Family.from_json)
+    frozen, saved_by = None, "calibrate --save-family"
+    if family is not None:
+        frozen = _read(family, "family", saved_by, Family.from_json)
     journal = out.with_name(out.name + ".journal")
     begun = journal.exists()
     try:
@@ -129,6 +134,7 @@ def calibrate(
                 confidence=confidence,
                 metric=metric,
                 family=frozen,
+                objective=cast(Any, objective),  # another word is an InputError
                 seed=seed,
                 batch_size=batch_size,
                 resume=journal,
@@ -213,10 +219,10 @@ def evaluate(
     require_free(out, force, _file_of(target), certificate)
     from muninn.certify.evaluate import evaluate as judge
     from muninn.certify.page import page
-    from muninn.certify.target import apart, blamed, load, some
+    from muninn.certify.target import apart, blamed, load, pointed, some
 
     planner, contexts, file = load(target)
-    with blamed(file, contexts):
+    with blamed(file, contexts), pointed(None if calls else contexts, certificate):
         if compare:
             fresh, others = apart(contexts, calls)
         else:
@@ -238,7 +244,7 @@ def report(
     require_free(out, force, run)
     from muninn.certify.page import page
 
-    text = _read(run, "evaluation of `muninn evaluate --out`", page)
+    text = _read(run, "evaluation", "evaluate --out", page)
     if out is None:
         console.print(escape(text), highlight=False, soft_wrap=True)
     else:
@@ -280,9 +286,11 @@ def _file_of(target: str) -> Path:
     return Path(target.rpartition(":")[0])
 
 
-def _read(path: Path, what: str, make: Callable[[Any], Made]) -> Made:
+def _read(path: Path, what: str, written_by: str, make: Callable[[Any], Made]) -> Made:
     try:
         return make(json.loads(path.read_text()))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file; `muninn {written_by}` writes it") from error
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} holds no {what} ({type(error).__name__}: {error})") from error
 

@@ -43,13 +43,19 @@ class Record:
 
         >>> print(Record(np.array([3]), np.ones((1, 9), bool), np.array([0.1]), (None,), 0.012))
         1 plan in 12.0 ms, 3 of 9 evaluations
+        >>> many, ones, bound = np.array([3, 4]), np.ones((2, 9), bool), np.array([0.1, 0.00436])
+        >>> print(Record(many, ones, bound, (None, None), 0.012, bound))
+        2 plans in 12.0 ms, 3 to 4 of 9 evaluations, per-call bounds up to 0.1
+        >>> print(Record(many[:1], ones[:1], bound[1:], (None,), 0.012, bound[1:]))
+        1 plan in 12.0 ms, 3 of 9 evaluations, per-call bound 0.00436
         """
         count, steps = self.evaluated.shape
         spent = sorted({int(self.evaluations.min()), int(self.evaluations.max())})
         said = f"{count} plan{'s' * (count > 1)} in {1e3 * self.seconds:.1f} ms, "
         said += f"{' to '.join(map(str, spent))} of {steps} evaluations"
         if self.bound is not None:
-            said += f", deviation bounded by {self.bound.max():.3g}"
+            name = "per-call bound" if count == 1 else "per-call bounds up to"
+            said += f", {name} {self.bound.max():.3g}"
         reasons = sorted({reason for reason in self.fallback if reason is not None})
         return said + (f", {self.fallbacks} in full: {'; '.join(reasons)}" if reasons else "")
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ import muninn
 from analytic import mixture_planner
 from muninn.certify.scan import Scan
 from muninn.certify.target import load
+from muninn.certify.tune import tune_family
 from muninn.certify.unchecked import UNCHECKED
 from muninn.cli import app, main
 from muninn.errors import InputError
@@ -207,6 +208,20 @@ def test_a_users_policy_is_calibrated_evaluated_and_reported(muninn_command: Com
     assert Path("r.md").read_text().strip() == said.strip()
     code, said = muninn_command("evaluate", "my_policy.py:policy", "a.muninn")
     assert code == 2 and "contexts were calibrated or tuned on" in said
+    assert "Here the last" not in said  # all of them were
+
+
+def test_contexts_that_were_not_calibrated_are_pointed_out(muninn_command: Command) -> None:
+    asked = ("calibrate", "my_policy.py:policy", "a.muninn", *SETTINGS, "--calls", "90")
+    assert muninn_command(*asked)[0] == 0
+    judge = ("evaluate", "my_policy.py:policy", "a.muninn")
+    code, said = muninn_command(*judge)
+    assert code == 2 and "Here the last 60 are new: --calls 60" in said
+    assert muninn_command(*judge, "--calls", "60")[0] == 0
+    code, said = muninn_command(*judge, "--calls", "100")
+    assert code == 2 and "Here the last" not in said
+    code, said = muninn_command("evaluate", "my_policy.py:few", "a.muninn")
+    assert code == 2 and "cannot judge" in said and "Here the last" not in said
 
 
 def test_an_outcome_is_promised_judged_and_reported_without_a_tolerance(
@@ -339,6 +354,22 @@ def test_options_reach_the_verb_and_a_family_is_certified_again(muninn_command: 
     assert muninn.Certificate.load("b").counts["tune"] == 0
 
 
+def test_the_objective_reaches_tuning(
+    muninn_command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def spied(*arguments: Any, objective: Any, **rest: Any) -> Family:
+        seen.append(objective)
+        return tune_family(*arguments, objective=objective, **rest)
+
+    monkeypatch.setattr("muninn.certify.calibrate.tune_family", spied)
+    for wanted in ((), ("--objective", "worst")):
+        name = wanted[-1] if wanted else "mean"
+        assert muninn_command("calibrate", "my_policy.py:policy", name, *SETTINGS, *wanted)[0] == 0
+    assert seen == ["evaluations", "worst"]
+
+
 def test_a_worker_that_is_refused_late_costs_nothing_that_was_measured(
     muninn_command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +433,11 @@ CALIBRATE = ("calibrate", "my_policy.py:policy", "out")
         ((*CALIBRATE, *SETTINGS, "--family", "my_policy.py"), "my_policy.py holds no family"),
         (("evaluate", "my_policy.py:policy", "none.muninn"), "no such file; calibrate first"),
         (("report", "my_policy.py"), "holds no evaluation"),
+        (("report", "none.json"), "none.json: no such file; `muninn evaluate --out` writes it"),
+        ((*CALIBRATE, *SETTINGS, "--family", "none.json"),
+         "none.json: no such file; `muninn calibrate --save-family` writes it"),
+        ((*CALIBRATE, *SETTINGS, "--objective", "best"),
+         "objective is 'evaluations', 'time' or 'worst', got 'best'"),
     ],
 )  # fmt: skip
 def test_mistakes_of_a_new_user_are_one_line_that_says_what_to_do(
@@ -476,6 +512,25 @@ def test_the_guides_file_for_diffusers_returns_a_planner(
     monkeypatch.delitem(sys.modules, "unet")
     planner, calls, _ = load(f"{path}:planner")
     assert calls == 120 and planner.sample(noise=planner.draw_noise(2)).shape == (2, 2, 32)
+
+
+def test_the_guides_image_policy_encodes_once_and_is_calibrated(muninn_command: Command) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/command_line.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", guide.partition("## Image policies")[2], re.DOTALL)[0]
+    Path("route.py").write_text(code.replace("cosine(100)", "cosine(10)"))  # so that it is quick
+    settings = ("--tolerance", "0.5", "--risk", "0.1", "--calls", "120")
+    ended, said = muninn_command("calibrate", "route.py:planner", "i.muninn", *settings)
+    assert ended == 0, said
+    ended, said = muninn_command("evaluate", "route.py:planner", "i.muninn", "--calls", "100")
+    assert said.startswith("# Is the promise kept?"), said
+    route = sys.modules["route"]
+    encoded: list[object] = []
+    route.encoder.register_forward_hook(lambda *ran: encoded.append(ran))
+    made, features = route.planner()
+    assert features.shape == (600, 16) and len(encoded) == 1
+    plan, record = muninn.cache(made, "i.muninn")(route.encode(torch.rand(1, 3, 32, 32)))
+    assert plan.shape == (1, 8, 2) and record.evaluations[0] <= 10
+    assert len(encoded) == 2  # once for this call, however many evaluations it takes
 
 
 def test_versions_are_said(muninn_command: Command) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from muninn.certify.calibrate import number, split_units, whole
+from muninn.certify.examine import require_eval
 from muninn.certify.expected import (
     allowance,
     below,
@@ -92,10 +93,11 @@ def survey(
         progress: show a progress bar.
 
     Raises:
-        InputError: an argument does not fit.
+        InputError: an argument does not fit, or the network is in train mode.
         CalibrationError: too few calls for the risk; says how many are needed.
     """
     require_planner(planner, "muninn.survey(planner, contexts)")
+    require_eval(planner)
     name, deviation = resolve(metric)
     if tolerance is not None:
         tolerance = require_tolerance(number("tolerance", tolerance))
@@ -148,7 +150,7 @@ def survey(
     rows.sort(key=lambda row: (list(ways).index(row.method), row.evaluations))
     return Survey(
         name, len(planner.sampler), paired.count, rows, *marks, unit, passed,
-        given, *allowed, tolerance,
+        given, *allowed, tolerance, weighted=bool(np.ptp(frontier.counted) > 0.0),
     )  # fmt: skip
 
 

@@ -16,6 +16,9 @@ COUNTS = (2, 3, 4, 5, 6, 8, 10, 13, 18, 25)
 RIVALS = ("fewsteps", "dpmsolver")
 """What a user would pick instead, each on its own."""
 
+OFFERED = (25, 10, 5)
+"""Evaluations that Muninn may take at the tolerances that advice names."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -43,14 +46,20 @@ class Survey:
     calls: int
     rows: list[Row]
     rounding: float  # full compute of a call alone, against the same in a batch
-    step_size: float | None  # full compute against a solver of higher order on the same steps
-    noise: float  # full compute with one noise, against another
+    # Full compute against a solver of higher order on the same steps; None if it is stochastic.
+    step_size: float | None
+    noise: float  # full compute with one noise, against another, in the median
     unit: str = ""  # of the metric, where it has one
     passed: float | None = None  # share of full compute's plans that pass the user's check
     given: int = 0  # calls that calibrating will be given; 0 for episodes: nothing is estimated
     certify: int = 0  # of them certify,
     allowed: int = -1  # and so many of these may exceed the tolerance; -1: they are too few
     tolerance: float | None = None  # that was asked for
+    weighted: bool = False  # calls that Muninn fitted tables on count half
+
+    def __str__(self) -> str:
+        """The table and the advice."""
+        return self.markdown()
 
     def fewest(self, tolerance: float, method: str = "muninn") -> int | None:
         """The fewest evaluations with which a method stayed below a tolerance, or None."""
@@ -65,18 +74,20 @@ class Survey:
 
     def advice(self) -> str:
         """What to make of it, in plain sentences."""
-        floor = max(self.step_size or 0.0, self.rounding)
-        if self.tolerance is None:
-            wanted = [_round_up(4.0 * floor), _round_up(0.05 * self.noise)]
-            said = [self._needed(tolerance) for tolerance in wanted if self.fewest(tolerance)]
+        asked = self._worth_a_look() if self.tolerance is None else [self.tolerance]
+        said = [*map(self._needed, asked), *self._routes()]
+        if self.step_size is None:
+            said.append(
+                "Your sampler is stochastic: its step-size error cannot be told from its noise, so "
+                "none is shown."
+            )
         else:
-            said = [self._needed(self.tolerance)]
-        said = [*dict.fromkeys(said), *self._routes()]
-        if self.step_size is not None:
             least = self._size(self.step_size, 2)
             said.append(f"Below {least} you would certify your sampler's step size.")
-        apart = self._size(self.noise, 2)
-        said.append(f"Two noises differ by {apart}: near that a promise means nothing.")
+        said.append(
+            f"Plans from two noises are {self._size(self.noise, 2)} apart in the median: near that "
+            "a promise means nothing."
+        )
         if not self.given:
             said.append(
                 "What will be certified of episodes is not estimated: the worst call counts."
@@ -92,6 +103,22 @@ class Survey:
             )
         return " ".join(said)
 
+    def _worth_a_look(self) -> list[float]:
+        """Two or three tolerances, smallest first: between step size and noise, where programs keep
+        these; else what Muninn reaches with many and few evaluations; else shares of the noise."""
+        floor, noise = max(self.step_size or 0.0, self.rounding), self.noise or math.inf
+        marks = (_round_up(4.0 * floor), _round_up(0.05 * self.noise))
+        found = {tolerance for tolerance in marks if self.fewest(tolerance)}
+        own = [row for row in self.rows if row.method == "muninn"]
+        if len(found) < 2 and own:
+            near = [min(own, key=lambda r: abs(math.log(r.evaluations / k))) for k in OFFERED]
+            reached = {_round_up(max(row.deviation, floor)) for row in near}
+            below = {tolerance for tolerance in reached if tolerance < noise}
+            found = below if len(below) > 1 else found | below
+        if len(found) < 2:
+            found |= {_round_up(share * self.noise) for share in (0.05, 0.2)}
+        return sorted(found)
+
     def _needed(self, tolerance: float) -> str:
         """What a tolerance costs, in a sentence."""
         ours, theirs = self.fewest(tolerance), self.fewest(tolerance, RIVALS[0])
@@ -105,7 +132,8 @@ class Survey:
         if self.allowed >= 0:
             certified = self.certified(tolerance)
             many = f"more than {most}" if certified is None else str(certified)
-            said += f", and {many} to be certified from {self.given:,} calls"
+            if ours is not None or certified is not None:
+                said += f", and {many} to be certified from {self.given:,} calls"
         return f"{said}."
 
     def _routes(self) -> list[str]:
@@ -158,6 +186,8 @@ class Survey:
         if self.tolerance is not None:
             shown = f"Share of {self.calls} calls that deviate by more than {self.tolerance:g}, "
             shown += unit
+        if self.weighted:
+            shown += " (for Muninn, calls that tables were fitted on count half)"
         said = (
             f"{shown}{checked}; full compute takes {self.steps} evaluations"
             f"{'' if self.passed is None else f' and passes {self.passed:.0%}'}."
@@ -165,8 +195,10 @@ class Survey:
         if not self.given:
             return said
         if self.tolerance is not None:
-            on = f"calibrating on {self.given:,} calls certifies this tolerance"
-            return f"{said} Certified: the probability that {on}."
+            return (
+                f"{said} Certified: estimated probability that a program with so many evaluations "
+                f"passes when {self.given:,} calls are calibrated."
+            )
         reached = f"the tolerance that calibrating on {self.given:,} calls probably reaches"
         if any(row.one_call for row in self.rows if row.method == "muninn"):
             reached += "; with a question mark, a single call decides it"

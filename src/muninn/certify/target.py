@@ -14,11 +14,13 @@ from pathlib import Path
 
 import torch
 
+from muninn.certify.certificate import Certificate
 from muninn.certify.outcomes import Outcomes
 from muninn.certify.sources import gather
 from muninn.certify.units import Episodes
 from muninn.context import Context, require_rows, select, tensors
 from muninn.errors import InputError, MuninnError
+from muninn.identity.rows import met_again, new_at_the_end
 from muninn.model.planner import Planner
 
 
@@ -129,6 +131,26 @@ def some(contexts: Context, calls: int | None, *, last: bool = False) -> Context
     if not 0 < calls <= rows:
         raise InputError(f"--calls {calls}: the function returned {rows} contexts")
     return select(contexts, slice(rows - calls, rows) if last else slice(calls))
+
+
+@contextmanager
+def pointed(contexts: Context, certificate: Path) -> Iterator[None]:
+    """Add to an error which of a function's contexts a certificate has not seen, if it saw some.
+
+    Raises:
+        InputError: as it was raised, with the ``--calls`` that would take new contexts.
+    """
+    try:
+        yield
+    except InputError as error:
+        if isinstance(contexts, Episodes | Outcomes | Iterator | int | None):
+            raise
+        made = Certificate.load(certificate)
+        used = made.calibrated_on, made.family.tuned_on
+        new = new_at_the_end("".join(used), contexts)
+        if not new or not any(met_again(marks, contexts) for marks in used):
+            raise
+        raise InputError(f"{error}. Here the last {new} are new: --calls {new}") from error
 
 
 def apart(contexts: Context, calls: int | None) -> tuple[Context, Context]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection
 from typing import Any, Literal, get_args
 
+from muninn.certify.examine import require_eval
 from muninn.certify.frontier import Frontier, ladder
 from muninn.certify.gates import GATE, gate_forecast, gate_members
 from muninn.certify.journal import Journal
@@ -71,6 +72,7 @@ def tune(
         progress: show a progress bar.
     """
     require_planner(planner, "muninn.tune(planner, calls)")
+    require_eval(planner)
     paired = PairedCalls.for_tuning(planner, calls, metric, seed)
     with workers_of(workers, planner.device) as crew, bars(progress) as task:
         return tune_family(

@@ -80,6 +80,18 @@ def met_again(before: str, context: Context) -> int:
     return 0
 
 
+def new_at_the_end(before: str, context: Context) -> int:
+    """How many of a context's last rows have no earlier mark.
+
+    >>> rows = torch.arange(6.0)[:, None]
+    >>> new_at_the_end(row_marks(rows[:4]), rows), new_at_the_end(row_marks(rows), rows)
+    (2, 0)
+    """
+    seen, marks = {*_split(before)}, _split(row_marks(context))
+    known = [place for place, mark in enumerate(marks, 1) if mark in seen]
+    return len(marks) - max(known, default=0)
+
+
 def _chance(seen: Counter[str], now: Counter[str]) -> float:
     """At most the probability that so many kinds of row occur on both sides, if which rows came
     earlier is chance. Hoeffding's bound: whether one kind does hardly depends on another."""

@@ -121,6 +121,40 @@ def test_the_marks_are_rounding_step_size_and_noise() -> None:
 def test_a_stochastic_sampler_has_no_step_size_error() -> None:
     found = survey(mixture_planner("ddpm", steps=8), contexts(CALLS), progress=False)
     assert found.step_size is None and "step size" not in found.advice()
+    assert "Your sampler is stochastic: its step-size error" in found.advice()
+
+
+def test_advice_always_names_tolerances_with_their_price() -> None:
+    rows = [Row("muninn", count, 0.12 / count, "") for count in (3, 5, 10, 25)]
+    # Stochastic, and noises that hardly differ: neither mark is a tolerance that programs keep.
+    said = Survey("rms_step", 100, 64, rows, 1e-9, None, 0.024).advice()
+    assert "A tolerance of 0.005 needs about 25 evaluations" in said
+    assert "A tolerance of 0.02 needs about 10 evaluations" in said
+    assert "A tolerance of 0.05" not in said  # that is beyond another noise
+    wide = Survey("rms_step", 100, 64, rows, 1e-9, None, 0.0).advice()
+    assert [wide.count(f"of {t} needs") for t in (0.005, 0.02, 0.05)] == [1, 1, 1]
+    bad = [replace(row, deviation=0.5) for row in rows]
+    hard = Survey("rms_step", 100, 64, bad, 1e-9, None, 0.4, given=400, certify=240, allowed=6)
+    assert hard.advice().startswith(
+        "No program with up to 25 evaluations keeps 95% of calls within 0.02. "
+        "No program with up to 25 evaluations keeps 95% of calls within 0.1. "
+    )
+    assert "Plans from two noises are 0.4 apart in the median" in hard.advice()
+
+
+def test_a_survey_prints_as_its_page_and_says_where_calls_are_weighted(found: Survey) -> None:
+    assert str(found) == found.markdown()
+    weighted = "for Muninn, calls that tables were fitted on count half"
+    assert found.weighted and weighted in found.heading()
+    assert weighted not in replace(found, weighted=False).heading()
+
+
+def test_a_network_in_train_mode_is_refused() -> None:
+    network = torch.nn.Sequential(torch.nn.Dropout(0.5))
+    sampler = ddim(Schedule.cosine(6), kind="sample")
+    planner = Planner(lambda x, timestep, context: network(x), sampler, (8, 2))
+    with pytest.raises(InputError, match=r"train mode \(a .*call \.eval\(\) on it first"):
+        survey(planner, CALLS, progress=False)
 
 
 def test_fewest_falls_with_the_tolerance() -> None:
@@ -224,6 +258,7 @@ def test_a_tolerance_is_answered_with_the_share_of_calls_beyond_it(found: Survey
     first = next(row for row in asked.rows if row.method == "muninn")
     assert cells[0][1] == f"{first.beyond:.1%}" and cells[0][-1] == f"{first.likely:.0%}"
     assert head[-1] == "certified" and "deviate by more than 0.05, root" in asked.heading()
+    assert "estimated probability that a program with so many evaluations" in asked.heading()
     said, needed = asked.advice(), asked.fewest(tolerance)
     assert said.startswith(f"A tolerance of 0.05 needs about {needed} evaluations")
     assert "to be certified from 160 calls" in said
