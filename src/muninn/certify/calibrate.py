@@ -26,7 +26,7 @@ from muninn.certify.outcomes import Outcomes
 from muninn.certify.resumed import calibration_of, examined_before, known_by
 from muninn.certify.risk import choice_limit, require_risk, require_units, units_needed
 from muninn.certify.scan import Measuring, Scan
-from muninn.certify.tune import Objective, tune_family
+from muninn.certify.tune import Objective, require_objective, tune_family
 from muninn.certify.units import Episodes, UnitName, Units, units_of
 from muninn.context import Context
 from muninn.errors import CalibrationError, InputError
@@ -101,6 +101,7 @@ def calibrate(
     confidence = None if confidence is None else number("confidence", confidence)
     seed, batch_size = whole("seed", seed), whole("batch_size", batch_size, at_least=1)
     require_risk(risk, confidence)
+    require_objective(objective)
     for name, given, kind in (("family", family, Family), ("reference", reference, Planner)):
         if given is not None and not isinstance(given, kind):
             raise InputError(f"{name} is a {kind.__name__} or None, got {type(given).__name__}")

@@ -81,6 +81,12 @@ def tune(
         )  # fmt: skip
 
 
+def require_objective(objective: str) -> None:
+    """Raise InputError unless it is one that tuning knows."""
+    if objective not in get_args(Objective):
+        raise InputError(f"objective is 'evaluations', 'time' or 'worst', got {objective!r}")
+
+
 def tune_family(
     paired: PairedCalls,
     tolerance: Tolerance,
@@ -97,8 +103,7 @@ def tune_family(
     ``groups`` are the methods to choose from, as in :class:`muninn.certify.frontier.Frontier`; all
     by default, and then second looks and gates, too.
     """
-    if objective not in get_args(Objective):
-        raise InputError(f"objective is 'evaluations', 'time' or 'worst', got {objective!r}")
+    require_objective(objective)
     if not 0.0 <= share < 1.0:
         raise InputError(f"share must lie in [0, 1), got {share}")
     advance = task("tune: programs tried", None)

@@ -51,6 +51,7 @@ def test_a_bad_risk_or_confidence_is_refused(bad: float) -> None:
         ({"metric": "l2"}, "unknown metric 'l2'; choose from"),
         ({"metric": "executed:9"}, "8 steps, fewer than the prefix 9"),
         ({"family": None, "calls": contexts(120), "objective": "speed"}, "'time' or 'worst'"),
+        ({"objective": "speed"}, "'time' or 'worst'"),  # also where nothing is tuned
     ],
 )
 def test_arguments_that_do_not_fit_name_what_would(changes: dict[str, Any], message: str) -> None:
