@@ -12,10 +12,9 @@ from muninn.programs.caches import forecast
 from muninn.programs.forecast import AnyForecast, Forecast
 from muninn.programs.plan import Adaptive, Program
 
-GATE = "gate"  # the group of their entries
 SMALL = 32  # calls for the search of a threshold
 EMPHASES = (-2.0, 0.0)
-SPREAD = (0.12, 0.35, 0.7, 1.0, 1.5, 2.2)
+SPREAD = (0.03, 0.12, 0.35, 0.7, 1.0, 1.35)
 """Thresholds of the members over the largest that keeps the tolerance."""
 
 MARGIN = 1.25
@@ -50,7 +49,7 @@ def gate_members(frontier: Frontier, forecast: AnyForecast, most: float) -> list
         member = replace(gate, threshold=factor * gate.threshold)
         most = frontier.most_evaluations(Program(forecast, member))
         cap = max(gate.dense + 1, min(steps, math.ceil(MARGIN * most)))
-        members.append(frontier.entry(Program(forecast, replace(member, cap=cap)), GATE))
+        members.append(frontier.entry(Program(forecast, replace(member, cap=cap)), "gate"))
     return members
 
 

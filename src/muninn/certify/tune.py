@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from muninn.certify.examine import require_eval
 from muninn.certify.frontier import Frontier, ladder
-from muninn.certify.gates import GATE, gate_forecast, gate_members
+from muninn.certify.gates import gate_forecast, gate_members
 from muninn.certify.journal import Journal
 from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.paired import PairedCalls, median_seconds
@@ -39,9 +39,6 @@ START = 8
 
 GATES_FROM = 14
 """Evaluations from which gates are tried: with fewer, no planner here was better off with one."""
-
-CLEAR = 1.0 / 3.0
-"""Share of the allowed tuning calls beyond the tolerance, up to which a gate is safe."""
 
 TIMED = 7
 
@@ -156,11 +153,9 @@ def frontier_family(
     if gates and (winner != "table" or not entries):
         # Some calls are at a fork: tables take another route there even with more evaluations, and
         # one such table would end the scan. Gates are the safe members.
-        entries = gates
-        if winner == "second look":
-            few = CLEAR * frontier.share * frontier.paired.count
-            safe = [e for e in gates if e.beyond <= few and e.evaluations > spent[winner]]
-            entries = safe + looks
+        least = spent[winner] if winner == "second look" else 0.0
+        entries = [e for e in gates if e.evaluations > least]
+        entries += looks if winner == "second look" else []
     if winner != "table":
         report |= {"winner": winner} | ({"tables": fewest} if frontier.methods else {})
         report |= {"evaluations": spent[winner]} if math.isfinite(spent[winner]) else {}
@@ -184,17 +179,8 @@ def safer_first(entries: list[Entry]) -> list[Entry]:
     """Entries from many evaluations to few, without those that a cheaper one is as safe as.
 
     The scan stops at the first member that fails: one with more evaluations that exceeds the
-    tolerance on more tuning calls would only end it early. Gates are compared with gates: the doubt
-    of a second look is fitted to these calls, on which it looks safer than it is.
+    tolerance on more tuning calls would only end it early.
     """
-    gates = [entry for entry in entries if entry.group == GATE]
-    others = [entry for entry in entries if entry.group != GATE]
-    kept = [*_safest(gates), *_safest(others)]
-    return sorted(kept, key=lambda entry: entry.evaluations, reverse=True)
-
-
-def _safest(entries: list[Entry]) -> list[Entry]:
-    """Those that no cheaper one is as safe as, from few evaluations to many."""
 
     def danger(entry: Entry) -> tuple[float, float]:
         # Where no tuning call is beyond the tolerance, the one that comes nearest says most.
@@ -204,7 +190,7 @@ def _safest(entries: list[Entry]) -> list[Entry]:
     for entry in sorted(entries, key=lambda entry: (entry.evaluations, *danger(entry))):
         if not kept or entry.cautious or danger(entry) < danger(kept[-1]):
             kept.append(entry)
-    return kept
+    return kept[::-1]
 
 
 def _start(rungs: list[int]) -> int:
@@ -251,12 +237,11 @@ def _cheapest_rung(frontier: Frontier, rungs: list[int]) -> int:
 def _worth_their_time(frontier: Frontier, gates: list[Entry], tables: list[Entry]) -> list[Entry]:
     """The gates, if one takes less time on the planner's engine than a table with as many or more
     evaluations: a gate decides on the way, which a table need not."""
-    gate = min((e for e in gates if e.kept), key=lambda e: e.evaluations, default=None)
-    rivals = [e for e in tables if gate is not None and e.evaluations >= gate.evaluations]
-    if gate is None or not rivals:
+    rivals = [e for e in tables if gates and e.evaluations >= gates[-1].evaluations]
+    if not rivals:
         return gates
     paired, first = frontier.paired, list(range(min(TIMED, frontier.paired.count)))
     rival = min(rivals, key=lambda entry: entry.evaluations)
-    runs = [runtime_for(frontier.planner, entry.program) for entry in (gate, rival)]
+    runs = [runtime_for(frontier.planner, entry.program) for entry in (gates[-1], rival)]
     spent = median_seconds(runs, paired.contexts(first), paired.noise(first))
     return gates if spent[0] < spent[1] else []
