@@ -37,6 +37,7 @@ from muninn.certify.surveyed import COUNTS, RIVALS, Row, Survey
 from muninn.certify.units import Episodes, UnitName, Units, units_of
 from muninn.context import Context
 from muninn.engines.choose import runtime_for
+from muninn.errors import InputError
 from muninn.model.planner import Planner, require_planner
 from muninn.model.schedule import FloatArray
 from muninn.parallel import Workers, workers_of
@@ -112,6 +113,11 @@ def survey(
     with workers_of(workers, planner.device) as crew, bars(progress) as task:
         advance = task("survey: programs tried", None)
         frontier = Frontier(paired, 1.0, SHARE, advance=advance, workers=crew)
+        if not frontier.methods:
+            raise InputError(
+                "a survey compares tables of weights, and none fits this planner: its condition "
+                "does more than overwrite entries. muninn.calibrate tries gates for it"
+            )
         counts = [count for count in ladder(len(planner.sampler)) if count in COUNTS]
         ways = {"muninn": frontier} | {
             rival: frontier.restricted({rival})

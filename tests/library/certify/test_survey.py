@@ -346,3 +346,11 @@ def test_bad_input_is_refused_in_words() -> None:
     with pytest.raises(InputError, match="no call"):
         survey(mixture_planner("ddim"), 0, progress=False)
     assert torch.is_grad_enabled()
+
+
+def test_a_planner_that_no_table_fits_is_told_what_to_do_instead() -> None:
+    def halved(x: Tensor, context: object) -> Tensor:
+        return torch.cat([x[:, :-1], 0.5 * x[:, -1:]], dim=1)
+
+    with pytest.raises(InputError, match=r"none fits this planner.*muninn\.calibrate tries gates"):
+        muninn.survey(replace(mixture_planner("ddim"), condition=halved), 200, progress=False)
