@@ -20,7 +20,7 @@ from muninn.certify.risk import order_statistic, wilson
 from muninn.certify.units import Episodes, Outcome, Units, units_of
 from muninn.context import Context, unlike
 from muninn.errors import InputError
-from muninn.identity.rows import DIGITS, met_again, row_marks
+from muninn.identity.rows import count_marks, met_again, row_marks
 from muninn.model.planner import Planner
 from muninn.parallel import Map
 from muninn.programs.methods import methods
@@ -113,7 +113,7 @@ def calls_to_tune_on(
             f"{own.count} calls are too few to tune alternatives on: give at least {FEWEST} that "
             "do not judge"
         )
-    tuned_on = len(made.family.tuned_on) // DIGITS or made.counts["tune"]  # calls, or units
+    tuned_on = count_marks(made.family.tuned_on) or made.counts["tune"]  # calls, or units
     count = min(own.count, max(TUNED_ON, tuned_on))
     return own.for_tuning(np.linspace(0, own.count - 1, count).round().astype(int).tolist())
 

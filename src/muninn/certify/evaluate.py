@@ -26,7 +26,7 @@ from muninn.certify.metrics import Metric, Tolerance
 from muninn.certify.outcomes import Outcomes
 from muninn.certify.paired import median_seconds
 from muninn.certify.risk import excess_p_value, units_needed, wilson
-from muninn.certify.scan import Measuring
+from muninn.certify.scan import Informed, Measuring
 from muninn.certify.sources import gather
 from muninn.certify.units import Episodes, Outcome, UnitName, units_of
 from muninn.context import Context
@@ -186,16 +186,17 @@ def evaluate(
     if (reason := fast.other_arithmetic or fast.misfit(timed[0], 1)) is not None:
         fast.refuse(reason)
     networks = [(planner, made.questions), *([] if reference is None else [(reference, None)])]
-    measuring = Measuring(units, networks, [deviation, limit])
+    informed = Informed(Measuring(units, networks, [deviation, limit]))
     starts = range(0, units.count, units.chunk)
     chunks = [range(at, min(at + units.chunk, units.count)) for at in starts]
-    full = made.family.member(0)
-    plans: dict[str, AnyProgram] = {FULL: full}
+    plans: dict[str, AnyProgram] = {FULL: made.family.member(0)}
     with workers_of(workers, planner.device) as crew, bars(progress) as task:
 
         def run(program: AnyProgram, title: str) -> list[Outcome]:
             advance, outcomes = task(title, units.count), list[Outcome]()
-            for own, _ in crew.map(measuring, [(program, chunk) for chunk in chunks]):
+            items = ((units.full_of(chunk), program, chunk) for chunk in chunks)
+            for own, full in crew.map(informed, items):
+                units.known.update(full)  # the next program is measured against them
                 outcomes += own
                 advance(len(own))
             return outcomes

@@ -47,8 +47,13 @@ def order_statistic(units: int, risk: float, confidence: float | None) -> int:
     if confidence is None:
         # 0.29 * 100 is 28.999...; the fuzz restores the exact product
         return math.floor(risk * (units + 1) + 1e-9)
+    return _binomial_rank(units, risk, 1.0 - confidence)
+
+
+def _binomial_rank(units: int, risk: float, err: float) -> int:
+    """The largest r with ``P(Binomial(units, risk) <= r - 1) <= err``."""
     below = stats.binom.cdf(np.arange(units), units, risk)
-    return int(np.searchsorted(below, 1.0 - confidence, side="right"))
+    return int(np.searchsorted(below, err, side="right"))
 
 
 def units_needed(risk: float, confidence: float | None) -> int:
@@ -88,9 +93,8 @@ def choice_limit(units: int, risk: float, confidence: float | None) -> int:
     rank = order_statistic(units, risk, confidence)
     if confidence is None or rank == 0:
         return rank - 1
-    below = stats.binom.cdf(np.arange(units), units, risk)
-    left = 1.0 - confidence - float(below[rank - 1])
-    return int(np.searchsorted(below, left, side="right")) - 1
+    spent = float(stats.binom.cdf(rank - 1, units, risk))
+    return _binomial_rank(units, risk, 1.0 - confidence - spent) - 1
 
 
 @dataclass(frozen=True)

@@ -127,5 +127,10 @@ def _new_each_time(context: Context) -> bool:
     return False
 
 
+def count_marks(marks: str) -> int:
+    """How many rows were marked."""
+    return len(marks) // DIGITS
+
+
 def _split(marks: str) -> list[str]:
     return [marks[at : at + DIGITS] for at in range(0, len(marks), DIGITS)]
